@@ -1,0 +1,1 @@
+"""iosim: an IO-aware GPU memory-hierarchy simulator for attention kernels."""
