@@ -1,9 +1,11 @@
 """The ``calibration:`` section of a profile: what a fit found, kept apart from the datasheet's values.
 
 Either ``{from: other_profile}`` or ``{parameters: {...}, provenance: {...}}``, where a parameter is
-``name: {value, unit, low, high, identified_by}``.
+``name: {value, unit, low, high, identified_by}`` and may hold further notes.
 """
 
+import difflib
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ import yaml
 
 from simulator.errors import InputError
 from simulator.profile import Calibration, CalibrationParameter, FrozenMapping
-from simulator.yaml_lines import compose, fail, nearest
+from simulator.yaml_lines import compose, fail, nearest, pairs
 
 _PARAMETER_KEYS = ("value", "unit", "low", "high", "identified_by")
 
@@ -24,7 +26,9 @@ def parse_calibration(path: str, node: yaml.Node) -> tuple[Calibration | None, s
     where = f"{path}:{node.start_mark.line + 1}"
     if not isinstance(node, yaml.MappingNode):
         fail(where, "calibration", "not a mapping", "write {from: profile_name} or {parameters: {}}")
-    entries = {key.value: (child, f"{path}:{key.start_mark.line + 1}") for key, child in node.value}
+    entries = {
+        key.value: (child, f"{path}:{key.start_mark.line + 1}") for key, child in pairs(node, path, "calibration")
+    }
     for key, (_, key_where) in entries.items():
         if key not in ("from", "parameters", "provenance"):
             fail(key_where, f"calibration.{key}", "unknown key", nearest(key, ("from", "parameters", "provenance")))
@@ -40,7 +44,9 @@ def parse_calibration(path: str, node: yaml.Node) -> tuple[Calibration | None, s
     child, parameters_where = entries["parameters"]
     if not isinstance(child, yaml.MappingNode):
         fail(parameters_where, "calibration.parameters", "not a mapping", "name: {value, unit, low, high}")
-    parameters = {key.value: _parameter(path, key, entry) for key, entry in child.value}
+    parameters = {
+        key.value: _parameter(path, key, entry) for key, entry in pairs(child, path, "calibration.parameters")
+    }
     provenance: Any = {}
     if "provenance" in entries:
         provenance = _plain(entries["provenance"][0])
@@ -55,14 +61,19 @@ def _parameter(path: str, key_node: yaml.Node, node: yaml.Node) -> CalibrationPa
     shape = "write {value: 1.2, unit: cycles, low: 0, high: 5, identified_by: ...}"
     if not isinstance(node, yaml.MappingNode):
         fail(where, name, "not a mapping", shape)
-    parts = {key.value: child for key, child in node.value}
-    for part, child in parts.items():
-        if part not in _PARAMETER_KEYS:
-            fail(f"{path}:{child.start_mark.line + 1}", f"{name}.{part}", "unknown key", nearest(part, _PARAMETER_KEYS))
+    parts = {key.value: child for key, child in pairs(node, path, name)}
+    details = {part: _plain(child) for part, child in parts.items() if part not in _PARAMETER_KEYS}
+    for part in details:
+        # Other keys are the fit's own notes, but not one that looks like a misspelt key of ours.
+        if difflib.get_close_matches(part, _PARAMETER_KEYS, n=1, cutoff=0.75):
+            line = parts[part].start_mark.line + 1
+            fail(f"{path}:{line}", f"{name}.{part}", "unknown key", nearest(part, _PARAMETER_KEYS))
     numbers: dict[str, float] = {}
     for part in ("value", "low", "high"):
         try:
             numbers[part] = float(parts[part].value)
+            if not math.isfinite(numbers[part]):
+                raise ValueError
         except KeyError:
             fail(where, f"{name}.{part}", "missing", shape)
         except (TypeError, ValueError):
@@ -74,7 +85,9 @@ def _parameter(path: str, key_node: yaml.Node, node: yaml.Node) -> CalibrationPa
         wrong = f"{numbers['value']:.6g} is outside [{numbers['low']:.6g}, {numbers['high']:.6g}]"
         fail(where, name, wrong, "low <= value <= high")
     identified_by = str(parts["identified_by"].value) if "identified_by" in parts else ""
-    return CalibrationParameter(numbers["value"], unit, numbers["low"], numbers["high"], identified_by)
+    return CalibrationParameter(
+        numbers["value"], unit, numbers["low"], numbers["high"], identified_by, FrozenMapping(details)
+    )
 
 
 def _plain(node: yaml.Node) -> Any:

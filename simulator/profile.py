@@ -147,6 +147,7 @@ class CalibrationParameter:
     low: float
     high: float
     identified_by: str = ""
+    details: Mapping[str, Any] = field(default_factory=FrozenMapping)  # whatever else the fit recorded
 
 
 @dataclass(frozen=True)
@@ -236,15 +237,10 @@ class Profile:
 
     @property
     def is_hypothetical(self) -> bool:
-        """True for a GPU that does not exist: a ``base:`` profile with an assumed datasheet value, or an override."""
-        changed = [q for q in self.values.values() if q.location == "--set"]
-        return bool(changed) or self.architecture_is_imagined
-
-    @property
-    def architecture_is_imagined(self) -> bool:
-        """True when the number of SMs, clock, SMEM, L2 or HBM bandwidth is assumed rather than from a datasheet."""
+        """True for a GPU that does not exist: a main datasheet value (SMs, clock, SMEM, L2, HBM, tensor) is assumed."""
         datasheet = ("num_sms", "max_clock_hz", "smem_bytes_per_sm", "l2_bytes", "hbm_bandwidth_bytes_per_s")
-        return any(self.values[key].kind == "assumed" for key in datasheet)
+        tensor = [key for key in self.values if key.startswith("spec_tensor_flops.")]
+        return any(self.values[key].kind == "assumed" for key in (*datasheet, *tensor))
 
     def tensor_rate(self, path: str, dtype: str) -> float:
         """Dense FLOP per cycle and SM of an instruction path (``wgmma``) and input type (``bf16``).

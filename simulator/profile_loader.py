@@ -52,6 +52,7 @@ class Draft:
     values: dict[str, Quantity] = field(default_factory=dict)
     calibration: Calibration | None = None
     calibration_from: str | None = None
+    calibration_file: str = ""
     calibration_line: int = 0
 
 
@@ -108,6 +109,7 @@ def _lay_over(base: Draft, child: Draft) -> Draft:
     merged.values = scale_followers(base.values, base.values | child.values, set(child.values))
     if child.calibration is None and child.calibration_from is None:
         merged.calibration, merged.calibration_from = base.calibration, base.calibration_from
+        merged.calibration_file, merged.calibration_line = base.calibration_file, base.calibration_line
         if base.calibration is not None:
             merged.calibration = replace(base.calibration, source=base.calibration.source or base.identity["name"])
     return merged
@@ -116,15 +118,12 @@ def _lay_over(base: Draft, child: Draft) -> Draft:
 def scale_followers(before: dict[str, Quantity], after: dict[str, Quantity], changed: set[str]) -> dict[str, Quantity]:
     """``after`` with the numbers scaled that follow one in ``changed`` and are not in it themselves."""
     result = dict(after)
-    changed = set(changed)
     for leader, followers in FOLLOWERS.items():
         if leader in changed and leader in before:
             ratio = result[leader].value / before[leader].value
             for follower in followers:
                 if follower in before and follower not in changed and ratio != 1:
                     result[follower] = _scaled(before[follower], ratio, follower, leader)
-                    if follower in FOLLOWERS or follower == "spec_clock_hz":
-                        changed.add(follower)
     # The datasheet's tensor FLOP/s is the fastest path's rate x SMs x clock: it follows all three.
     for dotted in [key for key in result if key.startswith("spec_tensor_flops.")]:
         dtype = dotted.split(".")[1]
@@ -175,7 +174,7 @@ def _parse_file(path: str, _mtime_ns: int, _size: int) -> Draft:
         elif key in GROUP_KEYS:
             _group(key, key, GROUP_KEYS[key][1], node, path, draft)
         elif key == "calibration":
-            draft.calibration_line = line
+            draft.calibration_file, draft.calibration_line = path, line
             draft.calibration, draft.calibration_from = parse_calibration(path, node)
         else:
             fail(where, key, "unknown key", nearest(key, [*IDENTITY_KEYS, *SCALAR_KEYS, *GROUP_KEYS, "calibration"]))
@@ -279,7 +278,7 @@ def _finish(draft: Draft) -> Profile:
         if not any(name == key or name.startswith(f"{key}.") for name in draft.values):
             fail(f"{draft.path}:1", key, "missing", "add it with value, kind and source, or inherit it with 'base:'")
     identity = draft.identity
-    check_consistency(draft.path, draft.values, identity["capabilities"], identity["name"])
+    check_consistency(draft.values, identity["capabilities"], identity["name"])
     return Profile(
         name=identity["name"],
         title=identity["title"],
@@ -306,18 +305,18 @@ def _resolve_calibration(draft: Draft, chain: tuple[str, ...]) -> Calibration:
             return Calibration()
         return replace(draft.calibration, source=draft.calibration.source or draft.identity["name"])
     other = draft.calibration_from
-    where = f"{draft.path}:{draft.calibration_line}"
+    where = f"{draft.calibration_file}:{draft.calibration_line}"
     if other in chain:
         names = " -> ".join((*chain, other))
         fail(where, "calibration.from", f"the calibration comes from itself ({names})", "name a calibrated profile")
     try:
-        path = _locate(other, Path(draft.path).parent, "")
+        path = _locate(other, Path(draft.calibration_file).parent, "")
     except InputError as error:
         raise InputError(f"{where}: calibration.from: {error}") from None
     return _resolve_calibration(_read_with_bases(path, ()), (*chain, other))
 
 
-def check_consistency(path: str, values: dict[str, Quantity], capabilities: frozenset[str], name: str) -> None:
+def check_consistency(values: dict[str, Quantity], capabilities: frozenset[str], name: str) -> None:
     """Relations between values: limits that contain each other, capabilities and rates, dense against sparse FLOP/s."""
     no_more_than = (
         ("smem_bytes_per_cta_max", "smem_bytes_per_sm"),

@@ -83,11 +83,9 @@ def parse_quantity(text: str, dimension: str) -> float:
 def format_quantity(number: float, dimension: str) -> str:
     """A short text for people: ``50 MiB``, ``3.35 TB/s``, ``142 ns``."""
     if dimension == "bytes":
-        for prefix, factor in reversed(_BINARY.items()):
-            scaled = number / factor
-            if scaled >= 1 and math.isclose(scaled, round(scaled, 1), rel_tol=1e-9):
-                return f"{scaled:,.6g} {prefix}B"
-        return _scaled(number, "B")
+        if number >= 1e9 or number < 2**10:
+            return _scaled(number, "B")
+        return f"{number / 2**20:.4g} MiB" if number >= 2**20 else f"{number / 2**10:.4g} KiB"
     if dimension == "bytes/s":
         return _scaled(number, "B/s")
     if dimension == "flop/s":
