@@ -1,0 +1,41 @@
+"""The attention algorithms: one module each, with its schedule and the real kernels that follow it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from simulator.errors import InputError
+
+#: Algorithm name -> module; imported when asked for.
+MODULES = {
+    "standard": "algorithms.standard",
+    "fa1": "algorithms.fa1",
+    "fa2": "algorithms.fa2",
+    "fa3": "algorithms.fa3",
+    "flash_decoding": "algorithms.flash_decoding",
+}
+
+
+def algorithm_module(name: str):
+    """The module of algorithm ``name``; :class:`InputError` names the known ones."""
+    if name not in MODULES:
+        raise InputError(f"algorithm: {name!r} is unknown; use one of {', '.join(MODULES)}")
+    return import_module(MODULES[name])
+
+
+def default_implementation(algorithm: str, gpu) -> str:
+    """The implementation that ``algorithm`` means on ``gpu`` when none is named."""
+    module = algorithm_module(algorithm)
+    choose = getattr(module, "default_for", None)
+    return choose(gpu) if choose is not None else module.DEFAULT
+
+
+def build_program(algorithm: str, problem, gpu, implementation: str | None = None, hypothetical: bool = False):
+    """The tile program of ``problem`` on ``gpu``; ``implementation`` ``None`` takes the algorithm's default there."""
+    module = algorithm_module(algorithm)
+    chosen = implementation or default_implementation(algorithm, gpu)
+    if chosen not in module.IMPLEMENTATIONS:
+        raise InputError(
+            f"implementation: {chosen!r} is not one of {algorithm}'s: {', '.join(module.IMPLEMENTATIONS)}"
+        )
+    return module.build(problem, chosen, gpu, hypothetical)

@@ -1,0 +1,183 @@
+"""What the attention algorithms share: the problem's tensors, feature checks, instruction path, key-loop coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Buffer, Compute, Index, Tensor, as_index
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A real kernel that follows an algorithm's schedule.
+
+    ``requires`` are the GPU capabilities its instructions need; ``features`` the optional parts of a problem that
+    it runs (``window``, ``dropout``, ``fp8``, ``paged``, ``varlen``, ``mask``, ``softcap``, ``head_dim_v``).
+    """
+
+    name: str
+    algorithm: str
+    requires: frozenset[str]
+    source: str
+    features: frozenset[str] = frozenset()
+    passes: tuple[str, ...] = ("fwd",)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Smallest integer not below ``a / b``."""
+    return -(-a // b)
+
+
+def used_features(problem: AttentionProblem) -> set[str]:
+    """The optional features that ``problem`` asks for."""
+    used = set()
+    if problem.window is not None:
+        used.add("window")
+    if problem.mask is not None:
+        used.add("mask")
+    if problem.dropout:
+        used.add("dropout")
+    if problem.softcap:
+        used.add("softcap")
+    if problem.page_size is not None:
+        used.add("paged")
+    if problem.dtype == "fp8":
+        used.add("fp8")
+    if problem.dtype == "fp32":
+        used.add("fp32")
+    if problem.head_dim_v != problem.head_dim:
+        used.add("head_dim_v")
+    if problem.seqlens_q is not None or problem.seqlens_k is not None:
+        used.add("varlen")
+    if problem.kv_capacity is not None and problem.kv_capacity != problem.seqlen_k:
+        used.add("kv_capacity")
+    if problem.num_splits is not None and problem.num_splits != 1:
+        used.add("num_splits")
+    if problem.deterministic and problem.pass_ != "fwd":
+        used.add("deterministic")
+    return used
+
+
+def check_supported(problem: AttentionProblem, implementation: Implementation) -> None:
+    """Raise :class:`UnsupportedError` for anything in ``problem`` that ``implementation`` does not honour."""
+    if problem.pass_ not in implementation.passes:
+        raise UnsupportedError(
+            f"pass {problem.pass_!r} is not modelled for {implementation.name}; it has {', '.join(implementation.passes)}"
+        )
+    missing = sorted(used_features(problem) - implementation.features)
+    if missing:
+        raise UnsupportedError(
+            f"{', '.join(missing)}: not modelled for {implementation.name} ({implementation.algorithm})"
+        )
+
+
+def check_capabilities(implementation: Implementation, gpu: Profile, hypothetical: bool) -> list[str]:
+    """Substitutions (one line each) that let ``implementation`` run on ``gpu``; an error unless ``hypothetical``."""
+    missing = sorted(implementation.requires - gpu.capabilities)
+    if not missing:
+        return []
+    if not hypothetical:
+        raise UnsupportedError(f"{implementation.name} needs {', '.join(missing)}, which {gpu.name} lacks")
+    path = fastest_path(gpu)
+    instead = {"wgmma": f"{path} instructions", "tma": "asynchronous copies by the loader's threads"}
+    return [f"{name} -> {instead.get(name, 'nothing')} on {gpu.name}" for name in missing]
+
+
+def fastest_path(gpu: Profile) -> str:
+    """The tensor instruction path with the highest rate on ``gpu``."""
+    return max(gpu.tensor_flop_per_cycle_per_sm, key=lambda p: max(gpu.tensor_flop_per_cycle_per_sm[p].values()))
+
+
+def instruction_path(wanted: str, gpu: Profile) -> str:
+    """``wanted`` if ``gpu`` has it, else its fastest path (hypothetical runs)."""
+    return wanted if wanted in gpu.tensor_flop_per_cycle_per_sm else fastest_path(gpu)
+
+
+def matrices(problem: AttentionProblem, block_q: int, block_k: int, packed: bool = False) -> dict[str, Tensor]:
+    """Q, K, V, O and LSE of ``problem`` as tensors; ``packed`` interleaves the query heads of a KV head as rows.
+
+    ``block_q``/``block_k`` are the rows of one L2 block (the tile rows, so that a tile is one block).
+    """
+    p = problem
+    q_heads, q_rows, group = p.batch * p.heads, p.seqlen_q, 1
+    if packed:
+        q_heads, q_rows, group = p.batch * p.kv_heads, p.seqlen_q * p.group, p.group
+    out_dtype = "bf16" if p.dtype == "fp8" else p.dtype
+    kv_heads = p.batch * p.kv_heads
+    return {
+        "Q": Tensor("Q", q_heads, q_rows, p.head_dim, p.dtype, "input", block_q, packed_group=group),
+        "K": Tensor("K", kv_heads, p.seqlen_k, p.head_dim, p.dtype, "input", block_k),
+        "V": Tensor("V", kv_heads, p.seqlen_k, p.head_dim_v, p.dtype, "input", block_k),
+        "O": Tensor("O", q_heads, q_rows, p.head_dim_v, out_dtype, "output", block_q, packed_group=group),
+        "LSE": Tensor("LSE", q_heads, q_rows, 1, "fp32", "output", block_q, packed_group=group),
+    }
+
+
+def compulsory_bytes(tensors: Iterable[Tensor]) -> int:
+    """Sum of the sizes of ``tensors``."""
+    return sum(t.bytes for t in tensors)
+
+
+def row_vectors(rows: int, *names: str) -> tuple[Buffer, ...]:
+    """fp32 registers with one value per row."""
+    return tuple(Buffer(name, rows) for name in names)
+
+
+def fill(buffer: Buffer, value: float) -> Compute:
+    """Set a register buffer to a constant (free: the first product or compare overwrites it)."""
+    return Compute("fill", buffer, (), buffer.rows, buffer.cols, (("value", float(value)),))
+
+
+def mask_op(scores: Buffer, problem: AttentionProblem, row: Index, col: Index, group: int = 1) -> Compute:
+    """Hide the scores that the mask (causal, window, end of the keys) excludes."""
+    left, right = problem.window if problem.window is not None else (-1, -1)
+    if problem.causal:
+        right = 0
+    params = (
+        ("row", as_index(row)),
+        ("col", as_index(col)),
+        ("seqlen_k", problem.seqlen_k),
+        ("shift", problem.seqlen_k - problem.seqlen_q),
+        ("left", left),
+        ("right", right),
+        ("group", group),
+    )
+    return Compute("mask", scores, (scores,), scores.rows, scores.cols, params)
+
+
+def key_coordinates(row_blocks: int, tile_n: int, key_loop: Callable[[int], object]) -> dict[str, np.ndarray]:
+    """Loop coordinates by row block: trips ``n_masked`` and ``n_full`` and the first key row of each part's walk.
+
+    Blocks are walked from the last to the first; ``masked_row`` is the first row of the first (last) block and
+    ``full_row`` that of the first block after the masked ones.
+    """
+    loops = [key_loop(block) for block in range(row_blocks)]
+    last = np.array([loop.last for loop in loops], np.int64)
+    count = np.array([loop.last - loop.first for loop in loops], np.int64)
+    masked = np.array([loop.masked for loop in loops], np.int64)
+    return {
+        "n_masked": masked,
+        "n_full": count - masked,
+        "masked_row": (last - 1) * tile_n,
+        "full_row": (last - 1 - masked) * tile_n,
+    }
+
+
+def grid_indices(*sizes: int) -> list[np.ndarray]:
+    """Index arrays of a grid in launch order; the first size varies fastest."""
+    total = int(np.prod(sizes))
+    flat = np.arange(total, dtype=np.int64)
+    out = []
+    for size in sizes:
+        out.append(flat % size)
+        flat = flat // size
+    return out

@@ -1,0 +1,243 @@
+"""FlashAttention-2, forward (Dao 2023, Algorithm 1): Q outer, one CTA per row block, warps split over the rows.
+
+The loops in the paper's order: a CTA owns row block ``i`` (``Br`` rows of Q), walks the key blocks ``j`` (``Bc``
+rows of K and V) and keeps ``m`` (row maximum), ``l`` (row sum) and an unnormalised ``O`` in registers.
+"""
+
+from __future__ import annotations
+
+from algorithms.common import (
+    Implementation,
+    ceil_div,
+    check_capabilities,
+    check_supported,
+    compulsory_bytes,
+    fill,
+    grid_indices,
+    instruction_path,
+    key_coordinates,
+    mask_op,
+    matrices,
+    row_vectors,
+)
+from algorithms.heuristics import fa2_key_loop
+from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import (
+    Acquire,
+    Barrier,
+    Buffer,
+    Compute,
+    Consume,
+    Index,
+    Kernel,
+    Load,
+    Loop,
+    Matmul,
+    Pipe,
+    Program,
+    Release,
+    Role,
+    Store,
+    Tensor,
+    Trip,
+    View,
+    tile,
+    var,
+)
+
+IMPLEMENTATIONS = {
+    "torch_flash": Implementation(
+        "torch_flash",
+        "fa2",
+        frozenset({"mma_sync", "cp_async"}),
+        "pytorch aten/src/ATen/native/transformers/cuda/flash_attn; flash-attention csrc/flash_attn",
+    ),
+}
+DEFAULT = "torch_flash"
+
+
+def softmax_step(s: Buffer, p: Buffer, vectors: dict[str, Buffer], o: Buffer, scale: float) -> list:
+    """One block's online softmax (eq. in §3.1.1): m, P = exp(S - m), l, and O rescaled by exp(m_old - m)."""
+    m, m_old, l, alpha = (vectors[name] for name in ("m", "m_old", "l", "alpha"))
+    rows, cols = s.rows, s.cols
+    factor = (("scale", float(scale)),)
+    return [
+        Compute("copy", m_old, (m,), rows, 1),
+        Compute("row_max", m, (s, m_old), rows, cols),
+        Compute("rescale_factor", alpha, (m_old, m), rows, 1, factor),
+        Compute("rescale", o, (o, alpha), rows, o.cols),
+        Compute("exp", s, (s, m), rows, cols, factor),
+        Compute("accumulate_sum", l, (l, alpha, s), rows, cols),
+        Compute("convert", p, (s,), rows, cols),
+    ]
+
+
+def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -> list:
+    """O / l and LSE = m + log l, once at the end: the rescaling that FA2 defers."""
+    m, l, lse = vectors["m"], vectors["l"], vectors["lse"]
+    return [
+        Compute("normalise", o, (o, l), o.rows, o.cols),
+        Compute("convert", out, (o,), o.rows, o.cols),
+        Compute("lse", lse, (m, l), o.rows, 1, (("scale", float(scale)),)),
+    ]
+
+
+def roles(
+    problem: AttentionProblem, t: Fa2Tile, tensors: dict[str, Tensor], group: int, o_tile, lse_tile
+) -> tuple[Role, ...]:
+    """The loader (cp.async issued by the compute warps, one K and one V buffer) and the compute warps.
+
+    Warps are taken four at a time (one per SM sub-partition); each set owns ``Br * 4 / num_warps`` rows.
+    ``o_tile``/``lse_tile`` map (first row, rows) to where the results go.
+    """
+    sets = max(1, t.num_warps // 4)
+    rows, d = t.tile_m // sets, t.padded_head_dim
+    dtype = problem.dtype
+    scale = problem.head_dim**-0.5
+    q_smem = Buffer("q_smem", t.tile_m, d, dtype, "smem")
+    k_pipe = Pipe("k", t.tile_n, d, dtype, t.kv_stages, sets)
+    v_pipe = Pipe("v", t.tile_n, d, dtype, t.kv_stages, sets)
+    head, kv_head = var("q_head"), var("kv_head")
+
+    def fetch(first_row: str) -> list:
+        row = var(first_row) + var("j") * -t.tile_n
+        return [
+            Acquire(k_pipe),
+            Load(tile(tensors["K"], kv_head, row, t.tile_n, 0, d), k_pipe),
+            Acquire(v_pipe),
+            Load(tile(tensors["V"], kv_head, row, t.tile_n, 0, d), v_pipe),
+        ]
+
+    loader = Role(
+        "loader",
+        [Loop("j", var("n_masked"), fetch("masked_row")), Loop("j", var("n_full"), fetch("full_row"))],
+        warps=0,
+    )
+
+    def compute(index: int) -> Role:
+        s = Buffer("S", rows, t.tile_n)
+        p = Buffer("P", rows, t.tile_n, dtype)
+        o = Buffer("O", rows, d)
+        out = Buffer("O_out", rows, d, tensors["O"].dtype if "O" in tensors else "fp32")
+        vectors = {b.name: b for b in row_vectors(rows, "m", "m_old", "l", "alpha", "lse")}
+        row0 = var("row0") + index * rows
+        q = View(q_smem, index * rows, rows)
+
+        def body(first_row: str, masked: bool) -> list:
+            col: Index = var(first_row) + var("j") * -t.tile_n
+            return [
+                Consume(k_pipe),
+                Barrier("block", sets),
+                Matmul(s, q, k_pipe, transpose_b=True),
+                *([mask_op(s, problem, row0, col, group)] if masked else []),
+                # V is waited for before softmax: one barrier both publishes it and frees K's buffer
+                Consume(v_pipe),
+                Barrier("block", sets),
+                Release(k_pipe),
+                *softmax_step(s, p, vectors, o, scale),
+                Matmul(o, p, v_pipe, accumulate=True),
+                Release(v_pipe),
+            ]
+
+        load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
+        return Role(
+            f"warps{index}",
+            [
+                load_q,
+                Barrier("q", sets),
+                fill(o, 0.0),
+                fill(vectors["l"], 0.0),
+                fill(vectors["m"], float("-inf")),
+                Loop("j", var("n_masked"), body("masked_row", True)),
+                Loop("j", var("n_full"), body("full_row", False)),
+                *epilogue(o, out, vectors, scale),
+                Store(View(out), o_tile(row0, rows)),
+                Store(View(vectors["lse"]), lse_tile(row0, rows)),
+            ],
+            warps=4 if t.num_warps >= 4 else t.num_warps,
+        )
+
+    return (loader, *(compute(i) for i in range(sets)))
+
+
+def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
+    """The FA2 forward program for ``problem`` on ``gpu``."""
+    impl = IMPLEMENTATIONS[implementation]
+    check_supported(problem, impl)
+    substitutions = check_capabilities(impl, gpu, hypothetical)
+    if problem.head_dim > 256:
+        raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
+    major, minor = (int(x) for x in gpu.compute_capability.split("."))
+    t = fa2_forward_tile(
+        problem.head_dim,
+        problem.dtype,
+        problem.causal,
+        bool(problem.dropout),
+        gpu.smem_bytes_per_cta_max,
+        gpu.smem_bytes_per_sm,
+        (major, minor),
+    )
+    if t.smem_bytes > gpu.smem_bytes_per_cta_max:
+        raise UnsupportedError(
+            f"{implementation}'s {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
+            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
+        )
+    tensors = matrices(problem, t.tile_m, t.tile_n)
+    row_blocks = ceil_div(problem.seqlen_q, t.tile_m)
+    # grid (row block, batch, head), the first fastest: heads of a KV group run one after another
+    block, batch, head = grid_indices(row_blocks, problem.batch, problem.heads)
+    by_block = key_coordinates(
+        row_blocks,
+        t.tile_n,
+        lambda i: fa2_key_loop(
+            row_block=i,
+            tile_m=t.tile_m,
+            tile_n=t.tile_n,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            causal=problem.causal,
+            even_head_dim=t.padded_head_dim == problem.head_dim,
+            head_dim=problem.head_dim,
+        ),
+    )
+    coords = {
+        "q_head": batch * problem.heads + head,
+        "kv_head": batch * problem.kv_heads + head // problem.group,
+        "row0": block * t.tile_m,
+        **{name: values[block] for name, values in by_block.items()},
+    }
+    d = t.padded_head_dim
+    q_head = var("q_head")
+    kernel = Kernel(
+        "flash_fwd",
+        roles(
+            problem,
+            t,
+            tensors,
+            1,
+            lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, d),
+            lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+        ),
+        coords,
+        (Trip("n_masked"), Trip("n_full")),
+        threads=t.threads,
+        smem_bytes=t.smem_bytes,
+        registers_per_thread=t.registers_per_thread,
+        ctas_per_sm=t.ctas_per_sm,
+        path=instruction_path("mma_sync", gpu),
+        compute_dtype=problem.dtype,
+    )
+    return Program(
+        "fa2",
+        implementation,
+        problem,
+        (kernel,),
+        {k: tensors[k] for k in "QKV"},
+        {k: tensors[k] for k in ("O", "LSE")},
+        compulsory_bytes(tensors.values()),
+        substitutions=tuple(substitutions),
+        attributes={"tile": (t.tile_m, t.tile_n)},
+    )

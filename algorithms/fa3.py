@@ -1,0 +1,341 @@
+"""FlashAttention-3, forward (Shah et al. 2024, Algorithms 1 and 2): TMA producer, ping-pong consumer warpgroups.
+
+A loader fills two-stage rings of K and V. Each consumer warpgroup owns 64 rows; inside one, QK of block ``j`` is
+issued before PV of block ``j-1``, so softmax of ``j`` runs while the tensor cores do PV. Warpgroups take turns to
+issue their GEMM pair, which puts one's softmax under the other's GEMMs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from algorithms.common import (
+    Implementation,
+    ceil_div,
+    check_capabilities,
+    check_supported,
+    compulsory_bytes,
+    fill,
+    grid_indices,
+    instruction_path,
+    key_coordinates,
+    mask_op,
+    matrices,
+    row_vectors,
+)
+from algorithms.fa2 import epilogue
+from algorithms.heuristics import fa3_key_loop, fa3_pack_gqa, fa3_schedule, fa3_section_heads
+from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import (
+    Acquire,
+    Await,
+    Barrier,
+    Buffer,
+    Compute,
+    Consume,
+    Exchange,
+    Kernel,
+    Load,
+    Loop,
+    Matmul,
+    Pipe,
+    Program,
+    Release,
+    Role,
+    Signal,
+    Store,
+    Tensor,
+    Trip,
+    View,
+    Wait,
+    tile,
+    var,
+)
+
+IMPLEMENTATIONS = {
+    "flash_attn_3": Implementation(
+        "flash_attn_3", "fa3", frozenset({"wgmma", "tma"}), "flash-attention hopper/ (0251105a)"
+    ),
+}
+DEFAULT = "flash_attn_3"
+WARPGROUP_ROWS = 64
+
+
+def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> list:
+    """m, exp(S - m) in place, l, and alpha for the later rescale of O."""
+    factor = (("scale", float(scale)),)
+    return [
+        Compute("copy", v["m_old"], (v["m"],), s.rows, 1),
+        Compute("row_max", v["m"], (s, v["m_old"]), s.rows, s.cols),
+        Compute("rescale_factor", v["alpha"], (v["m_old"], v["m"]), s.rows, 1, factor),
+        Compute("exp", s, (s, v["m"]), s.rows, s.cols, factor),
+        Compute("accumulate_sum", v["l"], (v["l"], v["alpha"], s), s.rows, s.cols),
+    ]
+
+
+def roles(
+    problem: AttentionProblem, t: Fa3Tile, tensors: dict[str, Tensor], group: int, o_tile, lse_tile
+) -> tuple[Role, ...]:
+    """Loader and consumer warpgroups; ``o_tile``/``lse_tile`` map (first row, rows) to where the results go."""
+    groups, rows = t.num_mma_warpgroups, t.tile_m // t.num_mma_warpgroups
+    d, dv, dtype, bc = t.padded_head_dim, t.padded_head_dim_v, problem.dtype, t.tile_n
+    scale = problem.head_dim**-0.5
+    q_pipe = Pipe("q", t.tile_m, d, dtype, 1, groups)
+    k_pipe = Pipe("k", bc, d, dtype, t.kv_stages, groups)
+    v_pipe = Pipe("v", bc, dv, dtype, t.kv_stages, groups)
+    head, kv_head, j = var("q_head"), var("kv_head"), var("j")
+
+    def load_k(row) -> list:
+        return [Acquire(k_pipe), Load(tile(tensors["K"], kv_head, row, bc, 0, d), k_pipe, via="tma")]
+
+    def load_v(row) -> list:
+        return [Acquire(v_pipe), Load(tile(tensors["V"], kv_head, row, bc, 0, dv), v_pipe, via="tma")]
+
+    masked, full = var("masked_row"), var("full_row")
+    loader = Role(
+        "loader",
+        [
+            *load_k(masked),
+            Acquire(q_pipe),
+            Load(tile(tensors["Q"], head, var("row0"), t.tile_m, 0, d), q_pipe, via="tma"),
+            # K runs one block ahead of V, as the consumers ask for them
+            Loop("j", var("n_masked") - 1, [*load_k(masked - (j + 1) * bc), *load_v(masked - j * bc)]),
+            Loop("j", var("n_full"), [*load_k(full - j * bc), *load_v(full - (j - 1) * bc)]),
+            *load_v(var("last_row")),
+        ],
+        warps=0,
+    )
+
+    def consumer(index: int) -> Role:
+        s, p = Buffer("S", rows, bc), Buffer("P", rows, bc, dtype)
+        o, out = Buffer("O", rows, dv), Buffer("O_out", rows, dv, tensors["O"].dtype)
+        v = {b.name: b for b in row_vectors(rows, "m", "m_old", "l", "alpha", "lse")}
+        row0 = var("row0") + index * rows
+        q = View(q_pipe, index * rows, rows)
+        turn_in, turn_out = f"turn{index}", f"turn{(index + 1) % groups}"
+        turns = t.scheduler_barrier and groups > 1
+        # P goes to SMEM for PV unless it stays in registers
+        spill_p = [] if t.mma_pv_is_rs else [Exchange("P", rows * bc * 2, 0)]
+        p_operand = p if t.mma_pv_is_rs else replace(p, name="P_smem")
+
+        def convert_p() -> list:
+            return [Compute("convert", p_operand, (s,), rows, bc), *spill_p]
+
+        def rescale() -> Compute:
+            return Compute("rescale", o, (o, v["alpha"]), rows, dv)
+
+        def step(col, is_masked: bool) -> list:
+            mask = [mask_op(s, problem, row0, col, group)] if is_masked else []
+            first = [rescale()] if t.rescale_o_before_gemm else []
+            last = [] if t.rescale_o_before_gemm else [rescale()]
+            issue_s = [Consume(k_pipe), Matmul(s, q, k_pipe, transpose_b=True, token="S")]
+            issue_o = [Consume(v_pipe), Matmul(o, p_operand, v_pipe, accumulate=True, token="O")]
+            if not t.intra_wg_overlap:
+                return [
+                    issue_s[0],
+                    *([Wait(turn_in)] if turns else []),
+                    issue_s[1],
+                    *([Signal(turn_out)] if turns else []),
+                    Await("S"),
+                    Release(k_pipe),
+                    *mask,
+                    *_softmax(s, v, scale),
+                    *convert_p(),
+                    rescale(),
+                    *issue_o,
+                    Await("O"),
+                    Release(v_pipe),
+                ]
+            return [
+                issue_s[0],
+                *([Wait(turn_in)] if turns else []),
+                issue_s[1],
+                *first,
+                *issue_o,
+                *([Signal(turn_out)] if turns else []),
+                Await("S"),
+                Release(k_pipe),
+                *mask,
+                *_softmax(s, v, scale),
+                Await("O"),
+                Release(v_pipe),
+                *convert_p(),
+                *last,
+            ]
+
+        if t.intra_wg_overlap:
+            start = [
+                Consume(k_pipe),
+                Matmul(s, q, k_pipe, transpose_b=True, token="S"),
+                Await("S"),
+                Release(k_pipe),
+                mask_op(s, problem, row0, masked, group),
+                *_softmax(s, v, scale),
+                *convert_p(),
+                fill(v["alpha"], 1.0),
+            ]
+            before_last = [rescale()] if t.rescale_o_before_gemm else []
+            finish = [
+                *before_last,
+                Consume(v_pipe),
+                Matmul(o, p_operand, v_pipe, accumulate=True, token="O"),
+                Await("O"),
+                Release(v_pipe),
+            ]
+            loops = [
+                Loop("j", var("n_masked") - 1, step(masked - (j + 1) * bc, True)),
+                Loop("j", var("n_full"), step(full - j * bc, False)),
+            ]
+        else:
+            start, finish = [], []
+            loops = [
+                Loop("j", var("n_masked"), step(masked - j * bc, True)),
+                Loop("j", var("n_full"), step(full - j * bc, False)),
+            ]
+        return Role(
+            f"warpgroup{index}",
+            [
+                Consume(q_pipe),
+                fill(o, 0.0),
+                fill(v["l"], 0.0),
+                fill(v["m"], float("-inf")),
+                *start,
+                *loops,
+                Release(q_pipe),
+                *finish,
+                *epilogue(o, out, v, scale),
+                # O is staged through SMEM and stored by TMA
+                Exchange("O", rows * dv * 2, rows * dv * 2),
+                Barrier(f"epilogue{index}"),
+                Store(View(out), o_tile(row0, rows), via="tma"),
+                Store(View(v["lse"]), lse_tile(row0, rows)),
+            ],
+        )
+
+    return (loader, *(consumer(i) for i in range(groups)))
+
+
+def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tuple[dict[str, np.ndarray], str]:
+    """CTA coordinates in the order the tile scheduler hands tiles out, and the engine's name of the schedule."""
+    group = problem.group if packed else 1
+    heads = problem.kv_heads if packed else problem.heads
+    row_blocks = ceil_div(problem.seqlen_q * group, t.tile_m)
+    schedule = fa3_schedule(causal=problem.causal, local=problem.window is not None, split=False, varlen=False)
+    if schedule.kind == "dynamic_persistent":
+        section = fa3_section_heads(
+            seqlen_k=problem.seqlen_k,
+            head_dim=problem.head_dim,
+            head_dim_v=problem.head_dim_v,
+            element_bytes=problem.element_bytes,
+            group=problem.group,
+            pack_gqa=packed,
+        )
+        blocks, heads_of = [], []
+        for start in range(0, heads * problem.batch, section):
+            index, block = grid_indices(min(section, heads * problem.batch - start), row_blocks)
+            blocks.append(row_blocks - 1 - block)
+            heads_of.append(start + index)
+        block, flat = np.concatenate(blocks), np.concatenate(heads_of)
+    else:
+        block, head, batch = grid_indices(row_blocks, heads, problem.batch)
+        flat = batch * heads + head
+    by_block = key_coordinates(
+        row_blocks,
+        t.tile_n,
+        lambda i: fa3_key_loop(
+            row_block=i,
+            tile_m=t.tile_m,
+            tile_n=t.tile_n,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            causal=problem.causal,
+            group=group,
+        ),
+    )
+    by_block["last_row"] = by_block["full_row"] - (by_block["n_full"] - 1) * t.tile_n
+    batch, head = flat // heads, flat % heads
+    coords = {
+        "q_head": flat,
+        "kv_head": batch * problem.kv_heads + head // (1 if packed else problem.group),
+        "row0": block * t.tile_m,
+        **{name: values[block] for name, values in by_block.items()},
+    }
+    return coords, {"static_persistent": "static", "dynamic_persistent": "dynamic"}[schedule.kind]
+
+
+def fit_tile(t: Fa3Tile, problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> Fa3Tile:
+    """``t``, or on a hypothetical GPU with too little SMEM the largest ``tile_n`` (multiple of 16) that fits."""
+    if t.smem_bytes <= gpu.smem_bytes_per_cta_max:
+        return t
+    if not substitutions:
+        raise UnsupportedError(
+            f"flash_attn_3's {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
+            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
+        )
+    bytes_per_key = t.kv_stages * (t.padded_head_dim + t.padded_head_dim_v) * problem.element_bytes
+    excess = t.smem_bytes - gpu.smem_bytes_per_cta_max
+    tile_n = (t.tile_n - ceil_div(excess, bytes_per_key)) // 16 * 16
+    if tile_n < 16:
+        raise UnsupportedError(f"no flash_attn_3 tile fits {gpu.smem_bytes_per_cta_max} bytes of SMEM a CTA")
+    substitutions.append(f"tile {t.tile_m}x{t.tile_n} -> {t.tile_m}x{tile_n} (SMEM of {gpu.name})")
+    return replace(t, tile_n=tile_n, smem_bytes=t.smem_bytes - (t.tile_n - tile_n) * bytes_per_key)
+
+
+def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
+    """The FA3 forward program for ``problem`` on ``gpu``."""
+    impl = IMPLEMENTATIONS[implementation]
+    check_supported(problem, impl)
+    substitutions = check_capabilities(impl, gpu, hypothetical)
+    if max(problem.head_dim, problem.head_dim_v) > 256:
+        raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
+    causal = problem.causal and problem.seqlen_q > 1
+
+    def tile_for(packed: bool) -> Fa3Tile:
+        return fa3_forward_tile(
+            problem.head_dim, problem.head_dim_v, problem.dtype, causal=causal, pack_gqa=packed
+        )
+
+    t = tile_for(False)
+    packed = problem.group > 1 and fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=t.tile_m)
+    t = fit_tile(tile_for(packed), problem, gpu, substitutions)
+    problem_run = problem if causal == problem.causal else problem.with_(causal=causal)
+    tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
+    coords, schedule = tile_coordinates(problem_run, t, packed)
+    group, q_head = problem.group if packed else 1, var("q_head")
+    kernel = Kernel(
+        "flash_fwd_sm90",
+        roles(
+            problem_run,
+            t,
+            tensors,
+            group,
+            lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, t.padded_head_dim_v),
+            lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+        ),
+        coords,
+        (Trip("n_masked"), Trip("n_full")),
+        threads=t.threads,
+        smem_bytes=t.smem_bytes,
+        registers_per_thread=168,
+        ctas_per_sm=t.ctas_per_sm,
+        schedule=schedule,
+        path=instruction_path("wgmma", gpu),
+        compute_dtype=problem.dtype,
+        semaphores=(("turn0", 1),),
+    )
+    return Program(
+        "fa3",
+        implementation,
+        problem,
+        (kernel,),
+        {k: tensors[k] for k in "QKV"},
+        {k: tensors[k] for k in ("O", "LSE")},
+        compulsory_bytes(tensors.values()),
+        substitutions=tuple(substitutions),
+        attributes={"tile": (t.tile_m, t.tile_n), "pack_gqa": packed},
+    )

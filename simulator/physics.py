@@ -1,0 +1,96 @@
+"""The few physical parameters that neither a datasheet nor a schedule gives.
+
+Each has a unit, a default, bounds and a meaning. ``iosim calibrate`` fits those that measurements identify
+and writes them into a profile's ``calibration`` section; a sibling GPU carries them over unfitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+
+def _parameter(default: float, low: float, high: float, unit: str, meaning: str):
+    return field(default=default, metadata={"low": low, "high": high, "unit": unit, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Physics:
+    """Parameters of the SM, memory, clock and launch models (fractions are of the profile's own rates)."""
+
+    wgmma_efficiency: float = _parameter(
+        0.94, 0.7, 1.0, "fraction", "sustained share of the wgmma/tcgen05 rate inside one batch of instructions"
+    )
+    mma_sync_efficiency: float = _parameter(
+        0.85, 0.5, 1.0, "fraction", "sustained share of the profile's mma.sync rate in a dependent GEMM of one tile"
+    )
+    matmul_latency_cycles: float = _parameter(
+        60.0, 0.0, 300.0, "cycles", "from the last tensor instruction of a batch to its result being usable"
+    )
+    fragment_load_overlap: float = _parameter(
+        0.5, 0.0, 1.0, "fraction", "share of mma.sync's ldmatrix time that hides behind its own tensor work"
+    )
+    elementwise_serialisation: float = _parameter(
+        0.8, 0.0, 1.0, "fraction", "share of FP32, ALU and conversion time that does not overlap special functions"
+    )
+    exp_efficiency: float = _parameter(0.95, 0.6, 1.0, "fraction", "sustained share of the special-function rate")
+    elementwise_latency_cycles: float = _parameter(
+        25.0, 0.0, 200.0, "cycles", "dependent latency from one row-wise operation to the next"
+    )
+    barrier_latency_cycles: float = _parameter(
+        30.0, 0.0, 200.0, "cycles", "from the last arrival at a named or memory barrier to the waiters going on"
+    )
+    cta_launch_cycles: float = _parameter(
+        700.0, 0.0, 4000.0, "cycles", "from a CTA's exit to the first instruction of the next one on its slot"
+    )
+    persistent_fetch_cycles: float = _parameter(
+        150.0, 0.0, 2000.0, "cycles", "scheduling of the next tile in a persistent kernel"
+    )
+    l2_capacity_fraction: float = _parameter(
+        0.8, 0.4, 1.0, "fraction", "share of the L2 that a working set shared by all SMs can use"
+    )
+    l2_bandwidth_fraction: float = _parameter(
+        0.85, 0.3, 1.2, "fraction", "sustained share of the profile's L2 bandwidth under a kernel's access pattern"
+    )
+    hbm_read_efficiency: float = _parameter(
+        0.9, 0.6, 1.0, "fraction", "sustained share of HBM spec bandwidth for pure reads"
+    )
+    hbm_write_penalty: float = _parameter(
+        0.1, 0.0, 0.6, "fraction", "extra HBM time per written byte relative to a read one (bus turnaround)"
+    )
+    memory_latency_factor: float = _parameter(
+        1.2, 0.7, 2.5, "ratio", "loaded memory latency over the profile's idle latency"
+    )
+    kernel_ramp_us: float = _parameter(
+        1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
+    )
+    graph_gap_us: float = _parameter(1.0, 0.0, 5.0, "us", "gap between dependent kernels inside a CUDA graph")
+    clock_tensor_slope: float = _parameter(
+        0.25, 0.0, 0.5, "fraction", "drop of the SM clock at full wgmma activity relative to its maximum"
+    )
+    clock_hbm_slope: float = _parameter(
+        0.14, 0.0, 0.4, "fraction", "drop of the SM clock at full HBM bandwidth relative to its maximum"
+    )
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All parameter names in order."""
+        return [f.name for f in fields(cls)]
+
+    @classmethod
+    def bounds(cls, name: str) -> tuple[float, float]:
+        """Lower and upper bound of a parameter."""
+        meta = cls.__dataclass_fields__[name].metadata
+        return meta["low"], meta["high"]
+
+    @classmethod
+    def describe(cls, name: str) -> tuple[str, str]:
+        """Unit and meaning of a parameter."""
+        meta = cls.__dataclass_fields__[name].metadata
+        return meta["unit"], meta["meaning"]
+
+    @classmethod
+    def from_calibration(cls, parameters: Mapping[str, float]) -> Physics:
+        """Defaults, with the calibrated values in place (names that this version does not know are ignored)."""
+        known = set(cls.names())
+        return cls(**{k: float(v) for k, v in parameters.items() if k in known})

@@ -1,0 +1,436 @@
+"""Tile programs: the schedule of a kernel, written once and read three ways.
+
+A :class:`Program` is a list of kernels. A :class:`Kernel` is a grid of CTAs, each running the same
+*roles* (a loader, one or more compute warpgroups). A role is a short list of tile operations on named
+buffers. Positions in HBM are affine expressions (:class:`Index`) of the CTA's coordinates and of loop
+variables, so one program text stands for every CTA of the grid.
+
+The three readings are :mod:`simulator.numbers` (NumPy executes the tiles), :mod:`simulator.traffic`
+(every load and store is counted, through the L2 model) and :mod:`simulator.sm` (discrete events).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from simulator.problem import DTYPE_BYTES, AttentionProblem
+
+
+@dataclass(frozen=True)
+class Index:
+    """An affine expression ``const + sum(coefficient * variable)`` of CTA coordinates and loop variables."""
+
+    const: int = 0
+    terms: tuple[tuple[str, int], ...] = ()
+
+    def __add__(self, other: Index | int) -> Index:
+        other = as_index(other)
+        merged = dict(self.terms)
+        for name, coefficient in other.terms:
+            merged[name] = merged.get(name, 0) + coefficient
+        return Index(self.const + other.const, tuple(sorted((n, c) for n, c in merged.items() if c)))
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> Index:
+        return Index(self.const * factor, tuple((n, c * factor) for n, c in self.terms if c * factor))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self + (-as_index(other))
+
+    def at(self, env: Mapping[str, int]):
+        """The value in ``env`` (numbers or NumPy arrays by variable name)."""
+        value = self.const
+        for name, coefficient in self.terms:
+            value = value + coefficient * env[name]
+        return value
+
+
+def as_index(value: Index | int) -> Index:
+    """``value`` as an :class:`Index`."""
+    return value if isinstance(value, Index) else Index(int(value))
+
+
+def var(name: str) -> Index:
+    """The loop variable or CTA coordinate called ``name``."""
+    return Index(0, ((name, 1),))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A stack of ``heads`` matrices ``[rows, cols]`` in HBM.
+
+    ``heads`` counts every matrix (batch times heads). ``packed_group`` > 1 marks a view in which the
+    query heads of one KV head are interleaved along the rows (row = query * group + head), as GQA packing
+    reads Q and O. ``page_rows`` > 0 says that rows lie in pages that a table maps.
+    ``block_rows`` x ``block_cols`` is the block by which the L2 model tracks the tensor.
+    """
+
+    name: str
+    heads: int
+    rows: int
+    cols: int
+    dtype: str
+    kind: str = "input"
+    block_rows: int = 128
+    block_cols: int = 0
+    packed_group: int = 1
+    page_rows: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.heads * self.rows * self.cols * DTYPE_BYTES[self.dtype]
+
+    @property
+    def tracked_cols(self) -> int:
+        """Columns of one L2 block."""
+        return self.block_cols or self.cols
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A rectangle of one matrix: rows ``row .. row+rows`` and columns ``col .. col+cols``; parts outside are clipped."""
+
+    tensor: Tensor
+    head: Index
+    row: Index
+    rows: int
+    col: Index
+    cols: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole, unclipped tile."""
+        return self.rows * self.cols * DTYPE_BYTES[self.tensor.dtype]
+
+
+def tile(tensor: Tensor, head, row, rows: int, col=0, cols: int | None = None) -> Tile:
+    """Shorthand for :class:`Tile`; ``cols`` defaults to the full width."""
+    return Tile(tensor, as_index(head), as_index(row), rows, as_index(col), tensor.cols if cols is None else cols)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """On-chip storage ``[rows, cols]``: ``space`` is ``smem`` (shared by the CTA) or ``reg`` (private to a role)."""
+
+    name: str
+    rows: int
+    cols: int = 1
+    dtype: str = "fp32"
+    space: str = "reg"
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+        return self.rows * self.cols * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """A ring of ``stages`` SMEM slots that a loader fills and ``consumers`` roles drain.
+
+    ``acquire`` waits for a free slot, a load into the pipe fills it, ``consume`` waits for the next full
+    slot, and a slot is free again once every consumer has released it.
+    """
+
+    name: str
+    rows: int
+    cols: int
+    dtype: str
+    stages: int = 1
+    consumers: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Size of all stages in bytes."""
+        return self.rows * self.cols * DTYPE_BYTES[self.dtype] * self.stages
+
+
+@dataclass(frozen=True)
+class View:
+    """Some rows (and columns) of a buffer or of the current slot of a pipe; ``None`` means to the end."""
+
+    source: Buffer | Pipe
+    row: int = 0
+    rows: int | None = None
+    col: int = 0
+    cols: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the view."""
+        rows = self.source.rows - self.row if self.rows is None else self.rows
+        cols = self.source.cols - self.col if self.cols is None else self.cols
+        return rows, cols
+
+    @property
+    def space(self) -> str:
+        """Where the operand lives."""
+        return "smem" if isinstance(self.source, Pipe) else self.source.space
+
+    @property
+    def dtype(self) -> str:
+        """Element type."""
+        return self.source.dtype
+
+
+def view(operand: Buffer | Pipe | View) -> View:
+    """``operand`` as a :class:`View`."""
+    return operand if isinstance(operand, View) else View(operand)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Copy a tile from HBM (through L2) on chip. Into a pipe it is asynchronous; into a buffer it blocks,
+    unless ``token`` names it for a later :class:`Await`. ``instructions_per_row`` > 0 charges the issuing warps
+    for address generation (gathers)."""
+
+    source: Tile
+    into: Buffer | Pipe | View
+    token: str | None = None
+    via: str = "cp_async"
+
+
+@dataclass(frozen=True)
+class Store:
+    """Copy a buffer to a tile in HBM; ``accumulate`` adds to what is there (an atomic in L2)."""
+
+    source: Buffer | View
+    into: Tile
+    accumulate: bool = False
+    via: str = "st"
+
+
+@dataclass(frozen=True)
+class Acquire:
+    """The loader waits until the next slot of ``pipe`` is free."""
+
+    pipe: Pipe
+
+
+@dataclass(frozen=True)
+class Consume:
+    """A compute role waits until the next slot of ``pipe`` is full; later reads see that slot."""
+
+    pipe: Pipe
+
+
+@dataclass(frozen=True)
+class Release:
+    """A compute role gives its current slot of ``pipe`` back."""
+
+    pipe: Pipe
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """``out (+)= a @ b`` (or ``a @ b.T``) on the tensor cores, fp32 accumulation.
+
+    ``token`` makes it asynchronous (wgmma): its result exists after ``Await(token)``, and results arrive in
+    the order of issue. ``split`` says how the role's warps share the tile, which decides what each reads from
+    SMEM: ``rows`` (each warp its rows of ``a``, all of ``b``) or ``cols``/``inner`` (FlashAttention-1's slices).
+    """
+
+    out: Buffer | View
+    a: Buffer | Pipe | View
+    b: Buffer | Pipe | View
+    transpose_b: bool = False
+    transpose_a: bool = False
+    accumulate: bool = False
+    token: str | None = None
+    split: str = "rows"
+    scale: float = 1.0
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        """GEMM dimensions M, N, K."""
+        a, b = view(self.a).shape, view(self.b).shape
+        m, k = (a[1], a[0]) if self.transpose_a else a
+        n = b[0] if self.transpose_b else b[1]
+        return m, n, k
+
+
+@dataclass(frozen=True)
+class Await:
+    """Wait for the asynchronous operation ``token`` of this role (and all it issued before)."""
+
+    token: str
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An elementwise or row-wise operation ``fn`` (see :mod:`simulator.tile_ops`) on registers.
+
+    ``rows`` x ``cols`` is the shape that its work is counted on; ``params`` are numbers or indices.
+    """
+
+    fn: str
+    out: Buffer | View
+    args: tuple[Buffer | Pipe | View, ...]
+    rows: int
+    cols: int
+    params: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Warps of a role exchange ``bytes_written``/``bytes_read`` through SMEM (no numerical effect)."""
+
+    name: str
+    bytes_written: int
+    bytes_read: int
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """All ``parties`` roles meet (``__syncthreads`` or a named barrier)."""
+
+    name: str
+    parties: int = 1
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Take one unit of the semaphore ``name``, waiting for it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Give one unit to the semaphore ``name``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Repeat ``body`` ``count`` times with the loop variable ``var`` = 0, 1, ..."""
+
+    var: str
+    count: Index
+    body: tuple
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", as_index(self.count))
+        object.__setattr__(self, "body", tuple(self.body))
+
+
+Op = Load | Store | Acquire | Consume | Release | Matmul | Await | Compute | Exchange | Barrier | Wait | Signal | Loop
+
+
+@dataclass(frozen=True)
+class Role:
+    """One instruction stream of a CTA: a loader, or ``warps`` warps that compute in step."""
+
+    name: str
+    ops: tuple
+    warps: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", tuple(self.ops))
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A coordinate that counts loop iterations. ``outer`` names the trip inside which it is repeated, if any;
+    ``outer_step`` changes the count by that much per outer iteration (causal FlashAttention-1)."""
+
+    coord: str
+    outer: str | None = None
+    outer_step: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A grid of CTAs that run ``roles``.
+
+    ``coords`` maps each coordinate to an integer array over the CTAs in launch order. ``trips`` lists the
+    coordinates that count iterations. ``schedule`` is ``grid`` (hardware order), ``static`` (persistent, CTA i
+    on slot i modulo slots) or ``dynamic`` (persistent, next tile to the first free slot).
+    ``path`` is the tensor instruction path, ``compute_dtype`` the type its operands have.
+    """
+
+    name: str
+    roles: tuple[Role, ...]
+    coords: Mapping[str, np.ndarray]
+    trips: tuple[Trip, ...]
+    threads: int
+    smem_bytes: int = 0
+    registers_per_thread: int = 128
+    ctas_per_sm: int | None = None
+    schedule: str = "grid"
+    path: str = "mma_sync"
+    compute_dtype: str = "bf16"
+    semaphores: tuple[tuple[str, int], ...] = ()
+    coord_order: str = ""
+
+    @property
+    def ctas(self) -> int:
+        """Number of CTAs (work tiles, for a persistent kernel)."""
+        return len(next(iter(self.coords.values())))
+
+    def walk(self) -> Iterator[tuple[Role, tuple[Loop, ...], Op]]:
+        """Every operation with its role and the loops around it, outermost first."""
+        for role in self.roles:
+            yield from ((role, loops, op) for loops, op in walk_ops(role.ops))
+
+
+def walk_ops(ops, loops: tuple[Loop, ...] = ()) -> Iterator[tuple[tuple[Loop, ...], Op]]:
+    """Every operation below ``ops`` with the loops around it."""
+    for op in ops:
+        if isinstance(op, Loop):
+            yield from walk_ops(op.body, (*loops, op))
+        else:
+            yield loops, op
+
+
+def map_ops(ops, change) -> tuple:
+    """``ops`` with ``change(op)`` in place of each operation; ``None`` drops it (used by mutation tests)."""
+    out = []
+    for op in ops:
+        new = change(op)
+        if isinstance(new, Loop):
+            new = replace(new, body=map_ops(new.body, change))
+        if new is not None:
+            out.append(new)
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Program:
+    """All kernels of one attention call, in order, and what they leave in memory.
+
+    ``inputs``/``outputs`` map the roles ``Q K V O LSE dO dQ ...`` to the tensors that hold them.
+    ``live_bytes`` is the peak of device memory that the call holds, inputs and outputs included.
+    """
+
+    algorithm: str
+    implementation: str
+    problem: AttentionProblem
+    kernels: tuple[Kernel, ...]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    live_bytes: int
+    notes: tuple[str, ...] = ()
+    substitutions: tuple[str, ...] = ()
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that some kernel loads or stores, by name."""
+        found: dict[str, Tensor] = {}
+        for kernel in self.kernels:
+            for _, _, op in kernel.walk():
+                place = op.source if isinstance(op, Load) else op.into if isinstance(op, Store) else None
+                if place is not None:
+                    found[place.tensor.name] = place.tensor
+        return found

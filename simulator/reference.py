@@ -1,0 +1,87 @@
+"""Attention in float64: what every tile program must equal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.numbers import run_program
+from simulator.problem import AttentionProblem
+from simulator.program import Program, Tensor
+from simulator.tile_ops import round_to
+
+
+def visible(problem: AttentionProblem) -> np.ndarray:
+    """Boolean ``[seqlen_q, seqlen_k]``: which keys each query sees (bottom-right causal, window)."""
+    rows, cols = np.arange(problem.seqlen_q)[:, None], np.arange(problem.seqlen_k)[None, :]
+    diagonal = rows + problem.seqlen_k - problem.seqlen_q
+    left, right = problem.window if problem.window is not None else (-1, -1)
+    if problem.causal:
+        right = 0
+    seen = np.ones((problem.seqlen_q, problem.seqlen_k), bool)
+    if right >= 0:
+        seen &= cols <= diagonal + right
+    if left >= 0:
+        seen &= cols >= diagonal - left
+    return seen
+
+
+def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, np.ndarray]:
+    """O ``[batch*heads, seqlen_q, head_dim_v]`` and LSE ``[batch*heads, seqlen_q]`` in float64.
+
+    Inputs are ``[batch*heads or batch*kv_heads, seqlen, head_dim]``. A row that sees no key gives O = 0, LSE = -inf.
+    """
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, problem.group, axis=0) for x in (k, v))
+    s = np.einsum("hid,hjd->hij", q, k) * problem.head_dim**-0.5
+    s = np.where(visible(problem)[None], s, -np.inf)
+    m = s.max(axis=2, keepdims=True)
+    m = np.where(np.isneginf(m), 0.0, m)
+    p = np.exp(s - m)
+    total = p.sum(axis=2, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        o = np.where(total > 0, np.einsum("hij,hjd->hid", p, v) / total, 0.0)
+        lse = np.where(total > 0, m + np.log(total), -np.inf)
+    return {"O": o, "LSE": lse[..., 0]}
+
+
+def random_inputs(problem: AttentionProblem, seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Normal Q, K, V (``scale`` on Q and K), rounded to the problem's dtype."""
+    rng = np.random.default_rng(seed)
+    p = problem
+    shapes = {
+        "Q": (p.batch * p.heads, p.seqlen_q, p.head_dim, scale),
+        "K": (p.batch * p.kv_heads, p.seqlen_k, p.head_dim, scale),
+        "V": (p.batch * p.kv_heads, p.seqlen_k, p.head_dim_v, 1.0),
+    }
+    return {
+        name: round_to((rng.standard_normal(s[:3]) * s[3]).astype(np.float32), p.dtype) for name, s in shapes.items()
+    }
+
+
+def _pack(x: np.ndarray, group: int) -> np.ndarray:
+    """``[heads, rows, cols]`` to ``[heads/group, rows*group, cols]`` with row = query * group + head."""
+    if group == 1:
+        return x
+    heads, rows, cols = x.shape
+    return x.reshape(heads // group, group, rows, cols).transpose(0, 2, 1, 3).reshape(heads // group, -1, cols)
+
+
+def _unpack(x: np.ndarray, group: int) -> np.ndarray:
+    if group == 1:
+        return x
+    heads, rows, cols = x.shape
+    return x.reshape(heads, rows // group, group, cols).transpose(0, 2, 1, 3).reshape(heads * group, -1, cols)
+
+
+def run_attention(program: Program, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The numbers reading of ``program`` on inputs in :func:`attention`'s layout; outputs likewise."""
+
+    def group(tensor: Tensor) -> int:
+        return tensor.packed_group
+
+    packed = {name: _pack(inputs[name], group(tensor)) for name, tensor in program.inputs.items()}
+    outputs = run_program(program, packed)
+    result = {name: _unpack(values, group(program.outputs[name])) for name, values in outputs.items()}
+    if "LSE" in result:
+        result["LSE"] = result["LSE"][..., 0]
+    return result

@@ -1,0 +1,207 @@
+"""What one tile operation costs on one SM: cycles of work on each pipe, as data for the event engine.
+
+Compiling drops everything that has no bearing on time (tensors, positions), so equal schedules on
+different problem sizes compile to equal programs and share one simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.physics import Physics
+from simulator.problem import DTYPE_BYTES
+from simulator.profile import Profile
+from simulator.program import (
+    Acquire,
+    Await,
+    Barrier,
+    Compute,
+    Consume,
+    Exchange,
+    Index,
+    Kernel,
+    Load,
+    Loop,
+    Matmul,
+    Pipe,
+    Release,
+    Signal,
+    Store,
+    View,
+    Wait,
+    view,
+)
+from simulator.tile_ops import work_of
+
+#: Pipes of one SM. ``dispatch`` carries what elementwise instructions of all warps share; ``port`` is the path from L2.
+PIPES = ("tensor", "exp", "fp32", "alu", "convert", "dispatch", "smem", "port", "port_out")
+PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
+#: What a waiting instruction stream waits for.
+CAUSES = ("tensor", "exp", "fp32", "smem", "memory", "latency")
+
+
+@dataclass(frozen=True)
+class SmSpec:
+    """The rates of one SM that the engine needs (per cycle), with the physical parameters applied."""
+
+    fma: float
+    alu: float
+    exp: float
+    convert: float
+    smem_bytes: float
+    port_bytes: float
+    tensor_flop: float
+    tensor_efficiency: float
+    is_wgmma: bool
+    matmul_latency: float
+    fragment_overlap: float
+    serialisation: float
+    elementwise_latency: float
+    barrier_latency: float
+
+    @classmethod
+    def of(cls, profile: Profile, physics: Physics, path: str, dtype: str) -> SmSpec:
+        """The rates of ``profile``'s SM for tensor instructions of ``path`` on ``dtype`` operands."""
+        wgmma = path != "mma_sync"
+        return cls(
+            fma=profile.fma_per_cycle_per_sm,
+            alu=profile.alu_per_cycle_per_sm,
+            exp=profile.exp_per_cycle_per_sm * physics.exp_efficiency,
+            convert=profile.convert_per_cycle_per_sm,
+            smem_bytes=profile.smem_bandwidth_bytes_per_cycle_per_sm,
+            port_bytes=profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
+            tensor_flop=profile.tensor_rate(path, dtype),
+            tensor_efficiency=physics.wgmma_efficiency if wgmma else physics.mma_sync_efficiency,
+            is_wgmma=wgmma,
+            matmul_latency=physics.matmul_latency_cycles,
+            fragment_overlap=physics.fragment_load_overlap,
+            serialisation=physics.elementwise_serialisation,
+            elementwise_latency=physics.elementwise_latency_cycles,
+            barrier_latency=physics.barrier_latency_cycles,
+        )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A compiled operation: ``kind``, cycles of work by pipe index, extra latency, and what its waiter waits for.
+
+    ``minimum`` is the least time in cycles that the role itself needs (fewer than four warps cannot use all
+    sub-partitions). ``key`` names a pipe, token, barrier or semaphore; ``number`` is its stages or parties.
+    """
+
+    kind: str
+    work: tuple[tuple[int, float], ...] = ()
+    latency: float = 0.0
+    minimum: float = 0.0
+    cause: str = "latency"
+    key: str = ""
+    number: int = 1
+    consumers: int = 1
+
+
+@dataclass(frozen=True)
+class TimedLoop:
+    """A compiled loop: its trip count as an affine expression of trip coordinates."""
+
+    count: Index
+    var: str
+    body: tuple
+
+
+def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> tuple[list[tuple[int, float]], float]:
+    m, n, k = op.mnk
+    a, b = view(op.a), view(op.b)
+    flop = 2.0 * m * n * k
+    a_bytes, b_bytes = m * k * DTYPE_BYTES[a.dtype], n * k * DTYPE_BYTES[b.dtype]
+    if spec.is_wgmma:
+        instructions_m = -(-m // 64)
+        ideal = 2.0 * 64 * instructions_m * n * k / spec.tensor_flop
+        # an m64nNk16 instruction takes N/2 cycles but never less than 16 + N/4 (LUO, UT in hardware.md)
+        tensor = ideal * max(1.0, (16 + n / 4) / (n / 2)) if n < 64 else ideal
+        smem = b_bytes * instructions_m + (a_bytes if a.space == "smem" else 0)
+    else:
+        tensor = flop / spec.tensor_flop
+        # split by rows: every warp reads all of b; by columns: every warp reads all of a
+        smem = b_bytes * (warps if op.split == "rows" else 1) if b.space == "smem" else 0
+        smem += a_bytes * (warps if op.split == "cols" else 1) if a.space == "smem" else 0
+    return [
+        (PIPE_INDEX["tensor"], tensor / spec.tensor_efficiency),
+        (PIPE_INDEX["smem"], smem / spec.smem_bytes),
+    ], smem / spec.smem_bytes
+
+
+def _compute_work(fn: str, rows: int, cols: int, warps: int, spec: SmSpec) -> tuple[list, float, str]:
+    lanes = work_of(fn, rows, cols)
+    cycles = {
+        "fp32": lanes.get("fma", 0.0) / spec.fma,
+        "alu": lanes.get("alu", 0.0) / spec.alu,
+        "exp": lanes.get("exp", 0.0) / spec.exp,
+        "convert": lanes.get("convert", 0.0) / spec.convert,
+    }
+    plain = cycles["fp32"] + cycles["alu"] + cycles["convert"]
+    cycles["dispatch"] = cycles["exp"] + spec.serialisation * plain
+    share = min(1.0, warps / 4)
+    minimum = max(cycles.values()) / share
+    cause = "exp" if cycles["exp"] >= plain and cycles["exp"] > 0 else "fp32"
+    return [(PIPE_INDEX[p], c) for p, c in cycles.items() if c > 0], minimum, cause
+
+
+def _compile_op(op, warps: int, spec: SmSpec):
+    if isinstance(op, Loop):
+        return TimedLoop(op.count, op.var, compile_ops(op.body, warps, spec))
+    if isinstance(op, Load):
+        target = view(op.into)
+        work = [(PIPE_INDEX["port"], op.source.bytes / spec.port_bytes)]
+        if target.space == "smem":
+            work.append((PIPE_INDEX["smem"], op.source.bytes / spec.smem_bytes))
+        is_pipe = isinstance(target.source, Pipe)
+        kind = "load_pipe" if is_pipe else ("load_async" if op.token else "load")
+        return Timed(kind, tuple(work), cause="memory", key=target.source.name if is_pipe else (op.token or ""))
+    if isinstance(op, Store):
+        cycles = op.into.bytes / spec.port_bytes
+        return Timed("store", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
+    if isinstance(op, Acquire):
+        return Timed("acquire", key=op.pipe.name, number=op.pipe.stages, consumers=op.pipe.consumers, cause="memory")
+    if isinstance(op, Consume):
+        return Timed("consume", key=op.pipe.name, latency=spec.barrier_latency, cause="memory")
+    if isinstance(op, Release):
+        return Timed("release", key=op.pipe.name)
+    if isinstance(op, Matmul):
+        work, smem_cycles = _matmul_work(op, warps, spec)
+        extra = 0.0 if spec.is_wgmma else (1.0 - spec.fragment_overlap) * smem_cycles
+        if op.token is not None:
+            return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause="tensor")
+        return Timed("work", tuple(work), spec.matmul_latency + extra, cause="tensor")
+    if isinstance(op, Await):
+        return Timed("await", key=op.token, cause="tensor")
+    if isinstance(op, Compute):
+        work, minimum, cause = _compute_work(op.fn, op.rows, op.cols, warps, spec)
+        if not work:
+            return None
+        return Timed("work", tuple(work), spec.elementwise_latency, minimum, cause)
+    if isinstance(op, Exchange):
+        cycles = (op.bytes_written + op.bytes_read) / spec.smem_bytes
+        return Timed("work", ((PIPE_INDEX["smem"], cycles),), spec.barrier_latency, cause="smem")
+    if isinstance(op, Barrier):
+        return Timed("barrier", key=op.name, number=op.parties, latency=spec.barrier_latency)
+    if isinstance(op, Wait):
+        return Timed("wait", key=op.name, latency=spec.barrier_latency)
+    if isinstance(op, Signal):
+        return Timed("signal", key=op.name)
+    raise TypeError(f"no cost rule for {type(op).__name__}")
+
+
+def compile_ops(ops, warps: int, spec: SmSpec) -> tuple:
+    """``ops`` as timed operations."""
+    compiled = (_compile_op(op, warps, spec) for op in ops)
+    return tuple(op for op in compiled if op is not None)
+
+
+def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[tuple[str, int, tuple], ...]:
+    """Each role of ``kernel`` as ``(name, warps, timed operations)``."""
+    return tuple((role.name, role.warps, compile_ops(role.ops, role.warps, spec)) for role in kernel.roles)
+
+
+def view_name(operand) -> str:
+    """The name of the storage behind an operand."""
+    return operand.source.name if isinstance(operand, View) else operand.name

@@ -1,0 +1,147 @@
+"""The elementwise and row-wise operations of tile programs: what each computes and what it costs.
+
+Numbers and work stand side by side so that neither can change without the other. ``work`` counts
+lane-operations per element of the operation's ``rows x cols`` shape by execution unit:
+
+``fma``      FP32 add, multiply, fused multiply-add
+``alu``      minimum/maximum, compare, select, integer and logic
+``exp``      special functions (``ex2``, reciprocal, logarithm)
+``convert``  conversions to or from 16-bit types (a packed instruction converts two elements)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+UNITS = ("fma", "alu", "exp", "convert")
+
+
+@dataclass(frozen=True)
+class TileOp:
+    """``compute(args, params) -> array`` and the lane-operations per element and per row that it issues."""
+
+    compute: Callable[[tuple[np.ndarray, ...], Mapping[str, object]], np.ndarray]
+    work: Mapping[str, float] = field(default_factory=dict)
+    work_per_row: Mapping[str, float] = field(default_factory=dict)
+
+
+def _mask(args, p):
+    s = args[0].copy()
+    group = p.get("group", 1)
+    rows = (p["row"] + np.arange(s.shape[0])) // group
+    cols = p["col"] + np.arange(s.shape[1])
+    visible = np.broadcast_to(cols[None, :] < p["seqlen_k"], s.shape).copy()
+    diagonal = rows[:, None] + p["shift"]
+    if p["right"] >= 0:
+        visible &= cols[None, :] <= diagonal + p["right"]
+    if p["left"] >= 0:
+        visible &= cols[None, :] >= diagonal - p["left"]
+    s[~visible] = -np.inf
+    return s
+
+
+def _finite(m):
+    return np.where(np.isneginf(m), np.float32(0), m)
+
+
+def _rescale_factor(args, p):
+    old, new = args
+    scale = np.float32(p.get("scale", 1.0))
+    return np.where(np.isneginf(old), np.float32(0), np.exp(scale * (_finite(old) - _finite(new)))).astype(np.float32)
+
+
+def _normalise(args, p):
+    o, total = args
+    return np.divide(o, total, out=np.zeros_like(o), where=total > 0)
+
+
+def _lse(args, p):
+    m, total = args
+    with np.errstate(divide="ignore"):
+        lse = np.float32(p.get("scale", 1.0)) * _finite(m) + np.log(total)
+    return np.where(total > 0, lse, np.float32(-np.inf)).astype(np.float32)
+
+
+def _exp(args, p):
+    s, m = args
+    scale = np.float32(p.get("scale", 1.0))
+    return np.exp(scale * s - scale * _finite(m)).astype(np.float32)
+
+
+def _row_sum(args, p):
+    return args[0].sum(axis=1, keepdims=True, dtype=np.float32)
+
+
+TILE_OPS: dict[str, TileOp] = {
+    # S with the entries that the mask hides set to -inf; two compares and a select per element at the edge
+    "mask": TileOp(_mask, {"alu": 2.0}),
+    # m = max(m_old, rowmax(S))
+    "row_max": TileOp(lambda a, p: np.maximum(a[0].max(axis=1, keepdims=True), a[1]), {"alu": 1.0}, {"alu": 4.0}),
+    # P = exp(scale * S - scale * m): the subtraction is one FMA, the exponential one ex2
+    "exp": TileOp(_exp, {"fma": 1.0, "exp": 1.0}),
+    # alpha = exp(scale * (m_old - m)), one per row
+    "rescale_factor": TileOp(_rescale_factor, {}, {"fma": 1.0, "exp": 1.0, "alu": 1.0}),
+    # l = alpha * l + rowsum(P)
+    "accumulate_sum": TileOp(lambda a, p: a[0] * a[1] + _row_sum((a[2],), p), {"fma": 1.0}, {"fma": 1.0}),
+    # O = alpha * O
+    "rescale": TileOp(lambda a, p: a[0] * a[1], {"fma": 1.0}),
+    # rounding to the output's type
+    "convert": TileOp(lambda a, p: a[0], {"convert": 0.5}),
+    "normalise": TileOp(_normalise, {"fma": 1.0}, {"exp": 1.0}),
+    "lse": TileOp(_lse, {}, {"exp": 1.0, "fma": 1.0}),
+    "row_sum": TileOp(_row_sum, {"fma": 1.0}, {"fma": 2.0}),
+    "add": TileOp(lambda a, p: a[0] + a[1], {"fma": 1.0}),
+    "subtract": TileOp(lambda a, p: a[0] - a[1], {"fma": 1.0}),
+    "multiply": TileOp(lambda a, p: a[0] * a[1], {"fma": 1.0}),
+    "maximum": TileOp(lambda a, p: np.maximum(a[0], a[1]), {"alu": 1.0}),
+    "scale": TileOp(lambda a, p: a[0] * np.float32(p["factor"]), {"fma": 1.0}),
+    "copy": TileOp(lambda a, p: a[0], {"alu": 0.0}),
+    "fill": TileOp(lambda a, p: None, {"alu": 0.0}),
+    "transpose": TileOp(lambda a, p: a[0].T, {"alu": 1.0}),
+    # backward: P = exp(scale * S - LSE); dS = P * (dP - D)
+    "exp_lse": TileOp(
+        lambda a, p: np.exp(np.float32(p["scale"]) * a[0] - _finite(a[1])).astype(np.float32),
+        {"fma": 1.0, "exp": 1.0},
+    ),
+    "softmax_grad": TileOp(lambda a, p: a[0] * (a[1] - a[2]), {"fma": 2.0}),
+    "row_dot": TileOp(lambda a, p: (a[0] * a[1]).sum(axis=1, keepdims=True), {"fma": 1.0}, {"alu": 4.0}),
+}
+
+
+def work_of(fn: str, rows: int, cols: int) -> dict[str, float]:
+    """Lane-operations by unit of ``fn`` on a ``rows x cols`` tile."""
+    op = TILE_OPS[fn]
+    total = {unit: amount * rows * cols for unit, amount in op.work.items()}
+    for unit, amount in op.work_per_row.items():
+        total[unit] = total.get(unit, 0.0) + amount * rows
+    return total
+
+
+def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
+    """``values`` (float32) rounded to nearest even in ``dtype`` and returned as float32."""
+    values = np.asarray(values, dtype=np.float32)
+    if dtype in ("fp32", "int32"):
+        return values
+    if dtype == "fp16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    if dtype == "bf16":
+        bits = values.view(np.uint32) if values.flags.c_contiguous else np.ascontiguousarray(values).view(np.uint32)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        return np.where(np.isfinite(values), rounded, values)
+    if dtype == "fp8":
+        return _round_e4m3(values)
+    raise ValueError(f"no rounding rule for {dtype}")
+
+
+def _round_e4m3(values: np.ndarray) -> np.ndarray:
+    """Round to float8 e4m3 (largest finite 448, smallest subnormal 2**-9), saturating."""
+    magnitude = np.abs(values)
+    with np.errstate(divide="ignore"):
+        exponent = np.floor(np.log2(np.where(magnitude > 0, magnitude, 1)))
+    step = np.exp2(np.maximum(exponent, -6) - 3)
+    rounded = np.round(magnitude / step) * step
+    return (np.sign(values) * np.minimum(rounded, 448.0)).astype(np.float32)
