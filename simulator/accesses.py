@@ -1,0 +1,136 @@
+"""Where a kernel's CTAs touch HBM tensors: every load and store as an affine access over CTAs and loops.
+
+Also the exact SM<->L2 byte counts of a kernel, which need no simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.problem import DTYPE_BYTES
+from simulator.program import Index, Kernel, Load, Loop, Role, Store, Tensor, Tile
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store of the program text: ``loops`` around it and where it stands relative to them."""
+
+    tile: Tile
+    is_write: bool
+    accumulate: bool
+    loops: tuple[Loop, ...]
+    position: str  # prologue | loop | epilogue | outer
+
+
+def _role_accesses(role: Role) -> list[Access]:
+    found: list[Access] = []
+
+    def walk(ops, loops: tuple[Loop, ...], seen_loop: list[bool]) -> None:
+        for op in ops:
+            if isinstance(op, Loop):
+                walk(op.body, (*loops, op), [False])
+                seen_loop[0] = True
+            elif isinstance(op, Load | Store):
+                place = op.source if isinstance(op, Load) else op.into
+                if not loops:
+                    position = "epilogue" if seen_loop[0] else "prologue"
+                else:
+                    position = "loop"
+                write = isinstance(op, Store)
+                found.append(Access(place, write, write and op.accumulate, loops, position))
+
+    walk(role.ops, (), [False])
+    return found
+
+
+def kernel_accesses(kernel: Kernel) -> list[Access]:
+    """Every HBM access of ``kernel``'s text, role by role."""
+    return [access for role in kernel.roles for access in _role_accesses(role)]
+
+
+def _values(index: Index, env) -> np.ndarray:
+    return np.asarray(index.at(env), dtype=np.int64)
+
+
+def _clipped(start, size: int, limit: int) -> np.ndarray:
+    """Elements of ``start .. start+size`` that lie in ``0 .. limit``."""
+    return np.clip(np.minimum(start + size, limit) - np.maximum(start, 0), 0, None)
+
+
+def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
+    """Bytes that each CTA moves through ``access`` (int64 array over CTAs), clipped at the tensor's edges."""
+    place, tensor = access.tile, access.tile.tensor
+    size = DTYPE_BYTES[tensor.dtype]
+    env = dict(kernel.coords)
+    n = kernel.ctas
+
+    def rectangle(env) -> np.ndarray:
+        rows = _clipped(_values(place.row, env), place.rows, tensor.rows)
+        cols = _clipped(_values(place.col, env), place.cols, tensor.cols)
+        head = _values(place.head, env)
+        inside = (head >= 0) & (head < tensor.heads)
+        return np.broadcast_to(rows * cols * inside * size, (n,))
+
+    def repeat(loops: tuple[Loop, ...], env) -> np.ndarray:
+        if not loops:
+            return rectangle(env)
+        loop, rest = loops[0], loops[1:]
+        count = np.broadcast_to(np.maximum(_values(loop.count, env), 0), (n,))
+        most = int(count.max(initial=0))
+        if not rest:
+            quick = _contiguous(loop, count, env)
+            if quick is not None:
+                return quick
+        total = np.zeros(n, np.int64)
+        for i in range(most):
+            total += np.where(i < count, repeat(rest, env | {loop.var: i}), 0)
+        return total
+
+    def _contiguous(loop: Loop, count, env):
+        """Adjacent tiles along rows or columns add up to one rectangle: no iteration needed."""
+        coefficient = {axis: dict(getattr(place, axis).terms).get(loop.var, 0) for axis in ("row", "col", "head")}
+        at0 = env | {loop.var: 0}
+        head = _values(place.head, at0)
+        inside = (head >= 0) & (head < tensor.heads)
+        row, col = _values(place.row, at0), _values(place.col, at0)
+        rows, cols = _clipped(row, place.rows, tensor.rows), _clipped(col, place.cols, tensor.cols)
+        if coefficient["head"]:
+            return None
+        if coefficient["row"] == 0 and coefficient["col"] == 0:
+            return np.broadcast_to(rows * cols * count * inside * size, (n,))
+        if abs(coefficient["row"]) == place.rows and coefficient["col"] == 0:
+            low = row if coefficient["row"] > 0 else row - (count - 1) * place.rows
+            span = np.clip(np.minimum(low + count * place.rows, tensor.rows) - np.maximum(low, 0), 0, None)
+            return np.broadcast_to(span * cols * inside * size, (n,))
+        if abs(coefficient["col"]) == place.cols and coefficient["row"] == 0:
+            low = col if coefficient["col"] > 0 else col - (count - 1) * place.cols
+            span = np.clip(np.minimum(low + count * place.cols, tensor.cols) - np.maximum(low, 0), 0, None)
+            return np.broadcast_to(span * rows * inside * size, (n,))
+        return None
+
+    return repeat(access.loops, env)
+
+
+def sm_traffic(kernel: Kernel) -> dict[str, tuple[int, int]]:
+    """Exact bytes that SMs read from and write to L2 in ``kernel``, by tensor name."""
+    total: dict[str, list[int]] = {}
+    for access in kernel_accesses(kernel):
+        sums = total.setdefault(access.tile.tensor.name, [0, 0])
+        sums[access.is_write] += int(access_bytes(access, kernel).sum())
+    return {name: (read, write) for name, (read, write) in total.items()}
+
+
+def written_tensors(kernel: Kernel) -> set[str]:
+    """Names of the tensors that ``kernel`` stores to."""
+    return {a.tile.tensor.name for a in kernel_accesses(kernel) if a.is_write}
+
+
+def tensor_table(kernels) -> dict[str, Tensor]:
+    """Every tensor the kernels touch, by name, in order of first use."""
+    table: dict[str, Tensor] = {}
+    for kernel in kernels:
+        for access in kernel_accesses(kernel):
+            table.setdefault(access.tile.tensor.name, access.tile.tensor)
+    return table

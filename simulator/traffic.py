@@ -1,0 +1,57 @@
+"""The byte reading without a cache: what SMs ask of L2 (exact), and work by execution unit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.accesses import sm_traffic
+from simulator.program import Compute, Kernel, Matmul, Program
+from simulator.tile_ops import UNITS, work_of
+
+__all__ = ["executed_work", "program_traffic", "sm_traffic"]
+
+
+def executed_work(kernel: Kernel) -> dict[str, float]:
+    """Work that ``kernel`` executes, padding included: ``matmul`` in FLOP, the other units in lane-operations."""
+    total = dict.fromkeys(("matmul", *UNITS), 0.0)
+    for _role, loops, op in kernel.walk():
+        if not isinstance(op, Matmul | Compute):
+            continue
+        times = _repetitions(loops, kernel)
+        if isinstance(op, Matmul):
+            m, n, k = op.mnk
+            total["matmul"] += 2.0 * m * n * k * times
+        else:
+            for unit, amount in work_of(op.fn, op.rows, op.cols).items():
+                total[unit] += amount * times
+    return total
+
+
+def _repetitions(loops, kernel: Kernel) -> int:
+    """How often the body inside ``loops`` runs over all CTAs."""
+    n = kernel.ctas
+    if not loops:
+        return n
+
+    def count(loops, env) -> np.ndarray:
+        loop, rest = loops[0], loops[1:]
+        trips = np.broadcast_to(np.maximum(np.asarray(loop.count.at(env), np.int64), 0), (n,))
+        if not rest:
+            return trips
+        if any(name == loop.var for name, _ in rest[0].count.terms):
+            most = int(trips.max(initial=0))
+            return sum(np.where(i < trips, count(rest, env | {loop.var: i}), 0) for i in range(most))
+        return trips * count(rest, env)
+
+    return int(count(loops, dict(kernel.coords)).sum())
+
+
+def program_traffic(program: Program) -> dict[str, tuple[int, int]]:
+    """SM<->L2 bytes of all kernels by tensor: (read, written)."""
+    total: dict[str, list[int]] = {}
+    for kernel in program.kernels:
+        for name, (read, write) in sm_traffic(kernel).items():
+            sums = total.setdefault(name, [0, 0])
+            sums[0] += read
+            sums[1] += write
+    return {name: (r, w) for name, (r, w) in total.items()}
