@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from algorithms.kernels_fa1 import fa1_num_splits as fa1_num_splits
 from simulator.errors import InputError
 
 _FA3_L2_BYTES_FOR_SPLITS = 50 * 1024 * 1024

@@ -186,3 +186,27 @@ def test_half_filled_cache_leaves_fa2_splits_empty():
         for s in range(4)
     ]
     assert counts == [2, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "seqlen_q", "keys", "head_dim", "grid"),
+    [
+        # grids that torch.profiler saw on an H200 (132 SMs) with PyTorch 2.11 on 2026-11-29
+        (1, 32, 8, 1, 4096, 128, (1, 32, 8)),
+        (4, 32, 8, 1, 8192, 128, (1, 7, 32)),
+        (24, 40, 8, 1, 1024, 128, (1, 4, 192)),
+        (25, 40, 8, 1, 1024, 128, (1, 25, 8)),
+        (64, 32, 8, 1, 4096, 128, (1, 64, 8)),
+        (1, 32, 32, 1, 8192, 64, (1, 7, 32)),
+        (1, 4, 4, 2048, 2048, 128, (32, 2, 4)),
+    ],
+)
+def test_fa2_launch_as_seen_in_pytorch(batch, heads, kv_heads, seqlen_q, keys, head_dim, grid):
+    launch = fa2_launch(
+        batch=batch, heads=heads, kv_heads=kv_heads, seqlen_q=seqlen_q, kv_capacity=keys, head_dim=head_dim, num_sms=132
+    )
+    if launch.splitkv_kernel:
+        got = (-(-launch.seqlen_q // 64), launch.num_splits, batch * launch.heads)
+    else:
+        got = (-(-launch.seqlen_q // 128), batch, launch.heads)
+    assert got == grid

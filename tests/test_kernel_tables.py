@@ -132,3 +132,135 @@ def test_combine_kernels():
 def test_unsupported_is_one_clear_error(call):
     with pytest.raises(InputError):
         call()
+
+
+# What torch.profiler saw on one H200 with PyTorch 2.11 (CUDA 13.0) on 2026-11-29: grid, threads, dynamic SMEM.
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "grid_x", "threads", "smem_bytes"),
+    [
+        (32, 16, 128, 24_576), (64, 16, 128, 49_152), (96, 16, 128, 49_152), (128, 16, 128, 65_536),
+        (192, 16, 256, 98_304), (256, 32, 128, 98_304),
+    ],
+)  # fmt: skip
+def test_fa2_forward_launch_as_seen_at_2048_queries(head_dim, grid_x, threads, smem_bytes):
+    tile = tables.fa2_forward_tile(head_dim, "bf16", **H100)
+    assert (2048 // tile.tile_m, tile.threads, tile.smem_bytes) == (grid_x, threads, smem_bytes)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "main_grid_x", "helper_grid_x", "smem_bytes"),
+    [(64, 16, 16, 147_456), (128, 16, 32, 147_456), (256, 32, 32, 180_224)],
+)
+def test_fa2_backward_launch_as_seen_at_2048(head_dim, main_grid_x, helper_grid_x, smem_bytes):
+    tile = tables.fa2_backward_tile(head_dim, smem_bytes_per_cta_max=227 * 1024)
+    assert (2048 // tile.tile_n, tile.threads, tile.smem_bytes) == (main_grid_x, 256, smem_bytes)
+    assert [2048 // helper.rows_per_cta for helper in tile.helpers] == [helper_grid_x] * 2
+    assert [helper.before_main for helper in tile.helpers] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("row_length", "rows", "name", "grid", "threads", "smem_bytes"),
+    [
+        (512, 16_384, "softmax_warp_forward", 4096, 128, 0),
+        (1000, 64_000, "softmax_warp_forward", 16_000, 128, 0),
+        (2048, 131_072, "softmax_warp_forward", 32_768, 128, 0),
+        (2056, 131_584, "cunn_SoftMaxForwardReg", 131_584, 1024, 128),
+        (8192, 262_144, "cunn_SoftMaxForwardReg", 262_144, 1024, 128),
+        (16_384, 131_072, "cunn_SoftMaxForwardSmem", 131_072, 1024, 32_896),
+        (32_768, 131_072, "cunn_SoftMaxForward", 131_072, 1024, 128),
+    ],
+)
+def test_softmax_launch_as_seen(row_length, rows, name, grid, threads, smem_bytes):
+    kernel = tables.softmax_forward_kernel(row_length, "bf16")
+    assert (kernel.name, rows // kernel.rows_per_cta, kernel.threads, kernel.smem_bytes) == (
+        name, grid, threads, smem_bytes
+    )  # fmt: skip
+    assert kernel.global_reads == (("S", 3 if kernel.kind == "global" else 1),)
+
+
+def test_softmax_backward_launch_as_seen():
+    warp = tables.softmax_backward_kernel(1024, "bf16")
+    assert (warp.kind, 65_536 // warp.rows_per_cta) == ("warp", 16_384)
+    for row_length, threads, smem_bytes in [(2048, 128, 4112), (4096, 256, 8224)]:
+        kernel = tables.softmax_backward_kernel(row_length, "bf16")
+        assert (kernel.kind, kernel.threads, kernel.smem_bytes) == ("smem", threads, smem_bytes)
+
+
+def test_softmax_of_older_releases():
+    assert tables.softmax_forward_kernel(2048, "fp16", "2.0").global_reads == (("S", 3),)
+    assert tables.softmax_forward_kernel(2048, "fp16", "2.1").kind == "smem"
+    assert tables.softmax_forward_kernel(1024, "fp16", "2.0").kind == "warp"
+
+
+@pytest.mark.parametrize(
+    ("matrices", "length", "launches", "vectorised", "grid"),
+    [
+        (64, 2048, 1, False, 524_288),
+        (32, 8192, 2, False, 2_097_152),
+        (8, 16_384, 2, False, 2_097_152),
+        (4, 32_768, 4, True, 1_048_576),
+    ],
+)
+def test_mask_add_launch_as_seen(matrices, length, launches, vectorised, grid):
+    kernel = tables.mask_add_kernel(matrices, length, length, "bf16")
+    per_cta = kernel.threads * kernel.elements_per_thread
+    assert (kernel.launches, kernel.vectorised) == (launches, vectorised)
+    assert matrices * length * length // launches // per_cta == grid
+
+
+def test_gemm_fits_and_falls_back_for_unaligned_rows():
+    for path, smem_per_sm in (("wgmma", 228 * 1024), ("mma.sync", 164 * 1024), ("tcgen05", 228 * 1024)):
+        for head_dim in (64, 128, 256):
+            for role in ("scores", "output", "grad_value", "grad_scores", "grad_query", "grad_key"):
+                kernel = tables.gemm_kernel(role, head_dim=head_dim, queries=4096, keys=4096, instruction_path=path)
+                assert kernel.ctas_per_sm * (kernel.smem_bytes + 1024) <= smem_per_sm
+                assert kernel.smem_bytes >= 2 * kernel.stages * kernel.tile_k * (kernel.tile_rows + kernel.tile_columns)
+                assert kernel.instruction_path == path
+    odd = tables.gemm_kernel("scores", head_dim=128, queries=2047, keys=2047, instruction_path="wgmma")
+    assert odd.instruction_path == "mma.sync" and (odd.tile_rows, odd.tile_columns) == (128, 256)
+    # seen: 32 x 2047^2 launched (128, 1, 32) CTAs of 128 x 256
+    assert -(-2047 // odd.tile_rows) * -(-2047 // odd.tile_columns) == 128
+
+
+def test_fa1_paper_blocks():
+    # The paper's example: SRAM of 100 KB in fp16 and d = 64.
+    blocks = tables.fa1_paper_blocks(51_200, 64)
+    assert (blocks.columns, blocks.rows) == (200, 64)
+    with pytest.raises(InputError):
+        tables.fa1_paper_blocks(100, 64)
+
+
+def test_fa1_package():
+    tile = tables.fa1_forward_tile(64, 2048)
+    assert (tile.tile_m, tile.tile_n, tile.threads, tile.grid_order[0]) == (16, 256, 128, "batch")
+    assert tile.smem_bytes <= 48 * 1024
+    assert tables.fa1_forward_tile(128, 2048).tile_n == 128
+    # 16 batch x heads on an A100 with 2 CTAs an SM: 13 splits fill 208 of 216 slots (0.963); nothing below passes 95 %
+    assert tables.fa1_num_splits(batch_heads=16, num_sms=108, ctas_per_sm=2, seqlen_q=2048) == 13
+    assert tables.fa1_num_splits(batch_heads=216, num_sms=108, ctas_per_sm=2, seqlen_q=2048) == 1
+
+
+def test_fa1_causal_rows_keep_their_cta():
+    tile = tables.fa1_forward_tile(64, 2048)
+    for splits in (1, 3, 13):
+        for row_slice in range(splits):
+            for key_block in range(8):
+                first = tables.fa1_first_row_step(
+                    key_block=key_block, tile=tile, num_splits=splits, row_slice=row_slice, causal=True
+                )
+                assert first % splits == row_slice
+                assert first > key_block * tile.tile_n // tile.tile_m - splits
+
+
+def test_fa3_backward_fits_and_walks():
+    for head_dim in (64, 96, 128, 192, 256):
+        for causal in (False, True):
+            assert tables.fa3_backward_tile(head_dim, causal=causal).smem_bytes <= 227 * 1024
+    assert tables.fa3_backward_tile(128).tile_m == 80 and tables.fa3_backward_tile(128, causal=True).tile_m == 64
+    assert [h.name for h in tables.fa3_backward_tile(128, gqa=True).helpers if h.before_main] == [
+        "fill_dKaccum", "fill_dVaccum", "bwd_preprocess",
+    ]  # fmt: skip
+    seen = tables.backward_row_blocks(key_block=3, tile_m=64, tile_n=128, seqlen_q=512, seqlen_k=512, causal=True)
+    assert list(seen) == [6, 7]
