@@ -1,0 +1,43 @@
+"""Files that a user asked for: complete or not there at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from simulator.errors import InputError
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` to ``path`` (UTF-8) through a temporary file beside it and a rename.
+
+    :class:`InputError` when the place cannot be written; an earlier file is then left as it was.
+    """
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+
+
+def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` produce a temporary file (same suffix, same folder) and rename it to ``path``."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    temporary = None
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+        os.close(handle)
+        temporary = Path(name)
+        write(temporary)
+        # mkstemp makes files that only their owner reads; a result is an ordinary file
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); name a file in a writable folder") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,137 @@
+"""The command ``iosim``: a table of commands whose modules are imported when they are called.
+
+A command's module has ``register(app)``, which adds one or more commands to a Typer app. To add a command,
+write such a module and a line of :data:`COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from simulator.errors import InputError
+
+#: (command, module that registers it, what ``iosim --help`` says of it). The help never imports the modules.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("compare", "simulator.compare_command", "Compare attention algorithms on GPUs: bytes, time, limiter."),
+    ("why", "simulator.why_command", "Why one algorithm is faster than another, in computed numbers."),
+    ("predict", "simulator.predict_command", "Predict every row of a CSV file."),
+    ("gpus", "simulator.gpus_command", "List GPUs, show one with its sources, compare two."),
+    ("io", "simulator.io_command", "Bytes by tensor and level of memory."),
+    ("timeline", "simulator.timeline_command", "Who waits for what inside an SM, as a picture."),
+    ("roofline", "simulator.roofline_command", "Roofline picture of the algorithms on a GPU."),
+    ("model", "simulator.model_command", "Attention inside whole models: training, prefill, decode."),
+    ("sweep", "simulator.sweep_command", "Simulate a design space of hardware and problems."),
+    ("sensitivity", "simulator.sensitivity_command", "What 1 % more of each hardware parameter buys."),
+    ("require", "simulator.require_command", "The least hardware that reaches a target."),
+    ("measure", "simulator.measure.command", "Measure attention kernels on the GPU of this machine."),
+    ("calibrate", "simulator.calibrate_command", "Fit a GPU's physical parameters to measurements."),
+    ("validate", "simulator.validate_command", "Predicted against measured, by algorithm and regime."),
+)
+
+
+class CommandTable(TyperGroup):
+    """The commands of :data:`COMMANDS`, each imported when it is called."""
+
+    _showing_help = False
+
+    def list_commands(self, ctx) -> list[str]:
+        """Names in the order of the table, without modules that this installation lacks."""
+        return [name for name, module, _ in COMMANDS if _exists(module)]
+
+    def get_command(self, ctx, name: str):
+        """The command ``name``, or None; a stand-in with its one-line help while the table is being shown."""
+        for known, module, about in COMMANDS:
+            if known == name and _exists(module):
+                return TyperCommand(name, help=about) if self._showing_help else _load(module, name)
+        return None
+
+    def format_help(self, ctx, formatter) -> None:
+        """Show the table without importing the commands."""
+        self._showing_help = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._showing_help = False
+
+
+def _exists(module: str) -> bool:
+    parent = module.rpartition(".")[0]
+    return find_spec(parent) is not None and find_spec(module) is not None
+
+
+def _load(module: str, name: str):
+    part = typer.Typer()
+    import_module(module).register(part)
+    return typer.main.get_group(part).commands[name]
+
+
+app = typer.Typer(cls=CommandTable, no_args_is_help=True, add_completion=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed_version
+
+        try:
+            print(f"iosim {installed_version('iosim')}")
+        except PackageNotFoundError:
+            print("iosim, run from a checkout that is not installed")
+        raise typer.Exit()
+
+
+@app.callback()
+def iosim(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """How many bytes an attention algorithm moves on a GPU, how long it takes and what it waits for."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run ``iosim``; the exit code. A user's mistake is one line on stderr and code 2."""
+    if not sys.stdout.isatty():
+        # a file or a pipe has no width: rich would take 80 columns and cut tables off there
+        os.environ.setdefault("COLUMNS", "140")
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="iosim", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except InputError as error:
+        return _fail(str(error))
+    except BrokenPipeError:
+        # the reader of a pipe (head, less) has gone: not an error, and nothing more can be printed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        print("iosim: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        # Typer carries click's exceptions under changing import paths: known by what they can do
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return _help_without_arguments(error)
+        where = getattr(getattr(error, "ctx", None), "command_path", "iosim")
+        return _fail(f"{error.format_message()} (see '{where} --help')")
+
+
+def _help_without_arguments(error) -> int:
+    text = error.format_message()
+    if text:
+        print(text)
+    return 2
+
+
+def _fail(message: str) -> int:
+    print(f"iosim: {' '.join(message.split())}", file=sys.stderr)
+    return 2
