@@ -103,6 +103,11 @@ class _CtaState:
         self.barriers: dict[str, _Counter] = {}
         self.semaphores = {name: _Semaphore(env, units) for name, units in semaphores}
 
+    def semaphore(self, key: str) -> _Semaphore:
+        if key not in self.semaphores:
+            self.semaphores[key] = _Semaphore(self.env, 0)
+        return self.semaphores[key]
+
     def counter(self, table: dict, key: str) -> _Counter:
         if key not in table:
             table[key] = _Counter(self.env)
@@ -182,12 +187,12 @@ class _RoleProcess:
                     yield event
                 yield env.timeout(op.latency)
             elif kind == "wait":
-                event = cta.semaphores[op.key].take()
+                event = cta.semaphore(op.key).take()
                 if event is not None:
                     yield event
                     yield env.timeout(op.latency)
             elif kind == "signal":
-                cta.semaphores[op.key].give()
+                cta.semaphore(op.key).give()
             if env.now > start:
                 self.waited[op.cause] += env.now - start
                 if sm.observer is not None:

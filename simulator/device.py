@@ -1,0 +1,314 @@
+"""The time reading across the GPU: one kernel's CTAs on its SMs, sharing L2 and HBM.
+
+Prepares a kernel for :mod:`simulator.replay` (affine accesses as arrays, the SM reading's timing tables), chooses
+how finely to replay it, and turns the outcome into cycles, bytes and waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator import replay as engine
+from simulator.accesses import Access, kernel_accesses
+from simulator.memory import WIDE_COLS, L2
+from simulator.physics import Physics
+from simulator.profile import Profile
+from simulator.program import Kernel
+from simulator.sm import TICKS_PER_CYCLE, SmTiming, timing_of
+from simulator.sm_costs import CAUSES, SmSpec
+
+#: Latencies (cycles beyond the port's transfer) at which the SM reading is taken.
+LATENCY_GRID_CYCLES = (200.0, 700.0, 1500.0, 4000.0, 20000.0)
+#: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
+EVENT_BUDGET = 250_000
+
+
+@dataclass(frozen=True)
+class KernelRun:
+    """A kernel's replay: cycles from first start to last end, busy and waiting shares, and the CTA log if asked."""
+
+    cycles: float
+    ctas_per_sm: int
+    waves: float
+    waits: dict[str, float]
+    l2_busy_share: float
+    hbm_busy_share: float
+    traffic: np.ndarray
+    cta_log: np.ndarray
+    timings: tuple[SmTiming, ...]
+
+
+def occupancy(kernel: Kernel, profile: Profile) -> int:
+    """CTAs of ``kernel`` that one SM holds: its own limit, registers, SMEM, threads and CTA slots."""
+    warps = -(-kernel.threads // 32)
+    registers = -(-kernel.registers_per_thread * 32 // 256) * 256 * warps
+    limits = [
+        profile.registers_per_sm // max(1, registers),
+        profile.max_threads_per_sm // max(1, kernel.threads),
+        profile.max_ctas_per_sm,
+    ]
+    if kernel.smem_bytes:
+        limits.append(profile.smem_bytes_per_sm // (kernel.smem_bytes + 1024))
+    if kernel.ctas_per_sm is not None:
+        limits.append(kernel.ctas_per_sm)
+    return max(1, min(limits))
+
+
+def bundle_size(kernel: Kernel, slots: int) -> int:
+    """How many consecutive CTAs of a kernel with very many short CTAs are replayed as one (1: each its own)."""
+    if kernel.ctas < 32 * slots:
+        return 1
+    rows = {a.tile.rows for a in kernel_accesses(kernel)}
+    row_steps = np.unique(np.diff(kernel.coords["row0"])[: 4 * slots]) if "row0" in kernel.coords else None
+    if row_steps is None or len(rows - {1}) > 1 or max(rows) not in row_steps:
+        return 1
+    return int(max(1, min(32 // max(1, max(rows)), kernel.ctas // (16 * slots))))
+
+
+class _Prepared:
+    """A kernel as the arrays that the replay takes."""
+
+    def __init__(self, kernel: Kernel, l2: L2, bundle: int):
+        self.kernel, self.bundle = kernel, bundle
+        self.outer = next((t.coord for t in kernel.trips if any(o.outer == t.coord for o in kernel.trips)), None)
+        self.segments = [t for t in kernel.trips if t.coord != self.outer]
+        first = self._bundle_starts() if bundle > 1 else np.arange(kernel.ctas)
+        self.first = first
+        coords = {name: values[first] for name, values in kernel.coords.items()}
+        self.coords, n = coords, len(first)
+        self.sizes = np.diff(np.append(first, kernel.ctas))
+        self.n = n
+        accesses = kernel_accesses(kernel)
+        self.seg_count, self.seg_step = np.zeros((len(self.segments), n), np.int64), []
+        counts: dict[str, int] = {}
+        for access in accesses:
+            for loop in access.loops:
+                for name, _ in loop.count.terms:
+                    if name in (t.coord for t in self.segments):
+                        counts[name] = max(counts.get(name, -(10**9)), loop.count.const)
+        self.lost_trips = []
+        for i, trip in enumerate(self.segments):
+            const = counts.get(trip.coord, 0)
+            self.lost_trips.append(-const)
+            self.seg_count[i] = np.maximum(coords[trip.coord] + const, 0)
+            self.seg_step.append(trip.outer_step)
+        self.outer_count = coords[self.outer] if self.outer else np.ones(n, np.int64)
+        self.rows, bases = [], []
+        for access in accesses:
+            self.rows.append(self._row(access, l2, counts))
+            place, zero = access.tile, {loop.var: 0 for loop in access.loops}
+            base = [np.broadcast_to(np.asarray(ix.at(coords | zero)), (n,)) for ix in (place.head, place.row, place.col)]
+            bases.append(np.stack(base))
+        self.acc_int = np.array(self.rows, np.int64).reshape(len(accesses), 13)
+        self.acc_base = (
+            np.ascontiguousarray(np.stack(bases), dtype=np.int64) if bases else np.zeros((0, 3, n), np.int64)
+        )
+        self.has_outer = self.outer is not None
+
+    def _bundle_starts(self) -> np.ndarray:
+        """First CTA of each bundle: runs of CTAs whose coordinates differ only by the next rows."""
+        coords = self.kernel.coords
+        step = max(a.tile.rows for a in kernel_accesses(self.kernel))
+        new_run = np.diff(coords["row0"], prepend=coords["row0"][0] - 2 * step) != step
+        for name, values in coords.items():
+            if name != "row0":
+                new_run |= np.diff(values, prepend=values[0] - 1) != 0
+        starts = np.flatnonzero(new_run)
+        index = np.arange(self.kernel.ctas)
+        within = index - np.repeat(starts, np.diff(np.append(starts, self.kernel.ctas)))
+        return np.flatnonzero(within % self.bundle == 0)
+
+    def _row(self, access: Access, l2: L2, counts: dict[str, int]) -> list[int]:
+        place = access.tile
+        segment, lag, repeats, inner, outer = engine.PROLOGUE, 0, 1, None, None
+        if access.position == "epilogue":
+            segment = engine.EPILOGUE
+        names = [t.coord for t in self.segments]
+        for loop in access.loops:
+            trip = next((name for name, _ in loop.count.terms if name in names or name == self.outer), None)
+            if trip is None:
+                repeats *= max(1, loop.count.const)
+            elif trip == self.outer:
+                outer = loop.var
+                segment = engine.OUTER if segment < 0 else segment
+            else:
+                segment, inner = names.index(trip), loop.var
+                lag = loop.count.const - counts[trip]
+        terms = [dict(ix.terms) for ix in (place.head, place.row, place.col)]
+        coefficients = [t.get(v, 0) if v else 0 for t in terms for v in (inner, outer)]
+        rows = place.rows * (self.bundle if self.bundle > 1 and "row0" in terms[1] else 1)
+        return [
+            l2.names.index(place.tensor.name), int(access.is_write), segment, rows, place.cols,
+            *coefficients, lag, repeats,
+        ]  # fmt: skip
+
+
+def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: float):
+    """Timing tables in ticks: overhead, first extra, period by segment (last row: the outer loop's own cost)."""
+    trips = prepared.kernel.trips
+    k = len(timings[0].latencies_cycles)
+    scale = TICKS_PER_CYCLE * prepared.bundle
+    n_seg = len(prepared.segments)
+    overhead, first = np.zeros((2, k)), np.zeros((2, k))
+    period = np.zeros((2, n_seg + 1, k))
+    for r in range(2):
+        t = timings[min(r, len(timings) - 1)]
+        overhead[r] = np.array(t.overhead_cycles) * scale + gap_cycles * TICKS_PER_CYCLE * (prepared.bundle - 1)
+        first[r] = np.array(t.first_extra_cycles) * TICKS_PER_CYCLE
+        for i, trip in enumerate(trips):
+            values = np.array(t.period_cycles[i]) * scale
+            if trip.coord == prepared.outer:
+                period[r, n_seg] = values
+            else:
+                s = prepared.segments.index(trip)
+                period[r, s] = values
+                # iterations that the text peels off its loops run in the overhead
+                if trip.outer is None:
+                    overhead[r] += prepared.lost_trips[s] * values
+    return overhead, first, period
+
+
+def _repeating(prepared: _Prepared, slots: int) -> int:
+    """The shortest number of CTAs (a multiple of the longest run of one head group) after which trip counts repeat."""
+    n = prepared.n
+    heads = prepared.coords.get("kv_head", prepared.coords.get("q_head"))
+    if heads is None or n < 6 * slots:
+        return n
+    signature = np.vstack([prepared.seg_count, prepared.outer_count[None]])
+    change = np.flatnonzero(np.diff(heads)) + 1
+    for period in change[change >= 2 * slots][:64]:
+        if n % period == 0 and np.array_equal(signature[:, period:], signature[:, :-period]):
+            return int(period)
+    return n
+
+
+def run_kernel(
+    kernel: Kernel,
+    l2: L2,
+    profile: Profile,
+    physics: Physics,
+    clock_hz: float,
+    *,
+    log: bool = False,
+    budget: int = EVENT_BUDGET,
+) -> KernelRun:
+    """Replay ``kernel`` on ``profile`` at ``clock_hz`` with the cache state ``l2`` (which it changes)."""
+    spec = SmSpec.of(profile, physics, kernel.path, kernel.compute_dtype)
+    residents = occupancy(kernel, profile)
+    most = min(residents, -(-kernel.ctas // profile.num_sms))
+    counts = (1,) if residents == 1 or most == 1 else (1, residents)
+    timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r) for r in counts)
+    slots = profile.num_sms * residents
+    prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
+    gap = physics.persistent_fetch_cycles if kernel.schedule != "grid" else physics.cta_launch_cycles
+    overhead, first, period = _tables(prepared, timings, gap)
+
+    n = prepared.n
+    iterations = int((prepared.seg_count * prepared.outer_count).sum())
+    simulate, marginal = n, 0
+    if iterations + 2 * n > budget and not log:
+        unit = _repeating(prepared, slots)
+        keep = max(2, -(-budget * unit // max(1, iterations + 2 * n)), -(-4 * slots // unit))
+        if keep * unit < n:
+            simulate, marginal = keep * unit, unit
+            iterations = iterations * simulate // n
+    chunk = 1 if log else max(1, -(-iterations // max(1, budget - 2 * simulate)))
+    ticks_per_s = clock_hz * TICKS_PER_CYCLE
+    hbm = profile.hbm_bandwidth_bytes_per_s * physics.hbm_read_efficiency
+    snapshots = np.array([simulate - marginal, simulate - 1] if marginal else [], np.int64)
+    if marginal:
+        snapshots = np.array([simulate - 2 * marginal, simulate - marginal], np.int64) if simulate >= 2 * marginal else snapshots
+    before = l2.snapshot()
+    log_rows = np.zeros((n if log else 0, 3), np.int64)
+    latency = physics.memory_latency_factor
+    end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, _, hbm_free = engine.replay(
+        1 if kernel.schedule == "static" else 0,
+        simulate,
+        slots,
+        profile.num_sms,
+        prepared.has_outer,
+        np.ascontiguousarray(prepared.outer_count, dtype=np.int64),
+        prepared.seg_count,
+        np.array(prepared.seg_step, np.int64),
+        np.full(len(prepared.segments), chunk, np.int64),
+        prepared.acc_int,
+        prepared.acc_base,
+        l2.shape,
+        l2.capacity,
+        l2.cache,
+        l2.counters,
+        np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE,
+        overhead,
+        first,
+        period,
+        residents,
+        int(gap * TICKS_PER_CYCLE),
+        ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
+        ticks_per_s / hbm,
+        ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty),
+        profile.l2_latency_s * latency * ticks_per_s,
+        profile.hbm_latency_s * latency * ticks_per_s,
+        TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
+        snapshots,
+        log_rows,
+    )
+    end = max(float(end), hbm_free)
+    traffic = l2.snapshot() - before
+    scale = 1.0
+    if marginal:
+        repeats = (n - simulate) // marginal
+        step_time = float(snap_time[1] - snap_time[0])
+        step = snap_bytes[1] - snap_bytes[0]
+        traffic = traffic + repeats * step
+        for counter, extra in zip(l2.counters, repeats * step, strict=True):
+            counter += extra
+        scale = (end + repeats * step_time) / end
+        end += repeats * step_time
+    waits = _waits(weights, stalls, timings, prepared, end / scale * slots, slot_busy)
+    return KernelRun(
+        end / TICKS_PER_CYCLE,
+        residents,
+        kernel.ctas / slots,
+        waits,
+        busy[0] * scale / end if end else 0.0,
+        busy[1] * scale / end if end else 0.0,
+        traffic,
+        log_rows,
+        timings,
+    )
+
+
+def _waits(weights, stalls, timings, prepared: _Prepared, slot_ticks: float, slot_busy: float) -> dict[str, float]:
+    """Share of all slot time by cause; ``imbalance`` is slots without a CTA."""
+    by_cause = np.zeros(len(CAUSES))
+    trips = prepared.kernel.trips
+    for r in range(2):
+        t = timings[min(r, len(timings) - 1)]
+        for i, trip in enumerate(trips):
+            row = len(prepared.segments) + 1 if trip.coord == prepared.outer else prepared.segments.index(trip)
+            by_cause += weights[r, row] @ np.array(t.waits[i])
+        by_cause += weights[r, len(prepared.segments)] @ np.array(t.overhead_waits)
+    total = by_cause.sum()
+    busy_share = min(1.0, slot_busy / slot_ticks) if slot_ticks else 0.0
+    shares = dict(zip(CAUSES, by_cause / total * busy_share if total else by_cause, strict=True))
+    memory = shares.pop("memory")
+    stalled = stalls.sum() or 1.0
+    out = {k: float(v) for k, v in shares.items()}
+    out["hbm"] = float(memory * stalls[0] / stalled)
+    out["l2"] = float(memory * stalls[1] / stalled)
+    out["latency"] += float(memory * stalls[2] / stalled)
+    out["imbalance"] = float(max(0.0, 1.0 - busy_share))
+    return out
+
+
+def wide_block_rows(kernels, slots_of) -> int:
+    """Rows of a wide tensor's block: what one bundle of its row-wise kernels covers (at least 1)."""
+    rows = 32
+    for kernel in kernels:
+        bundle = bundle_size(kernel, slots_of(kernel))
+        for access in kernel_accesses(kernel):
+            if access.tile.tensor.cols > WIDE_COLS and access.tile.cols >= access.tile.tensor.cols:
+                rows = min(rows, access.tile.rows * bundle)
+    return max(1, rows)

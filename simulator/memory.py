@@ -1,0 +1,85 @@
+"""The L2 as a cache over tiles: state that lives across the kernels of one attention call.
+
+A tensor is tracked in blocks. Narrow tensors (Q, K, V, O ...) have blocks of some rows and their full width; wide
+ones (S, P: one row is long) have blocks of few rows, whose 64 parts are column ranges. Replacement is least
+recently used over blocks; capacity is counted in bytes actually held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.problem import DTYPE_BYTES
+from simulator.program import Tensor
+
+#: Tensors with rows longer than this many elements are tracked by columns.
+WIDE_COLS = 512
+
+
+@dataclass
+class L2:
+    """The cache and its counters; arrays are what :mod:`simulator.replay` works on."""
+
+    names: list[str]
+    shape: np.ndarray
+    cache: tuple
+    counters: tuple
+    capacity: int
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], capacity_bytes: int, coarsen: int = 1, wide_rows: int = 16) -> L2:
+        """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's block; ``wide_rows``
+        are the rows of a wide tensor's block."""
+        rows, base = [], 0
+        for tensor in tensors.values():
+            if tensor.cols > WIDE_COLS:
+                br, bc = min(wide_rows, tensor.rows), tensor.cols
+            else:
+                br, bc = min(tensor.rows, max(1, tensor.block_rows) * coarsen), tensor.tracked_cols
+            per_row, per_col = -(-tensor.cols // bc), -(-tensor.rows // br)
+            size = DTYPE_BYTES[tensor.dtype]
+            rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
+            base += tensor.heads * per_col * per_row
+        n = base + 1
+        cache = (
+            np.full((n, 2), -1, np.int32),
+            np.zeros(n, np.uint64),
+            np.zeros(n, np.int64),
+            np.zeros(n, np.int64),
+            np.zeros(n, np.int32),
+            np.array([0, -1, -1, 0], np.int64),
+        )
+        counters = tuple(np.zeros(len(tensors), np.int64) for _ in range(4))
+        return cls(list(tensors), np.array(rows, np.int64), cache, counters, int(capacity_bytes))
+
+    def snapshot(self) -> np.ndarray:
+        """``[4, tensors]``: SM reads, SM writes, HBM reads, HBM writes so far."""
+        return np.array(self.counters)
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes modified in the cache and not yet written to HBM."""
+        return int(self.cache[3].sum())
+
+    def warm_up(self, names) -> None:
+        """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""
+        from simulator.replay import access_tile
+
+        for name in names:
+            t = self.names.index(name)
+            heads, rows, cols = (int(x) for x in self.shape[t, :3])
+            for head in range(heads):
+                access_tile(t, head, 0, rows, 0, cols, False, self.shape, self.capacity, self.cache, self.counters)
+        for counter in self.counters:
+            counter[:] = 0
+
+    def clone(self) -> tuple:
+        """A copy of the cache and counters, for :meth:`restore`."""
+        return tuple(a.copy() for a in self.cache), tuple(a.copy() for a in self.counters)
+
+    def restore(self, saved: tuple) -> None:
+        """Go back to a state that :meth:`clone` returned."""
+        for own, other in zip((*self.cache, *self.counters), (*saved[0], *saved[1]), strict=True):
+            own[...] = other

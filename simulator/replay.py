@@ -1,0 +1,400 @@
+"""The hot loop of the device engine: CTAs on SM slots, an L2 of tiles, and shared bandwidth, event by event.
+
+Compiled by numba. Time is integer ticks; simultaneous events are served in slot order, so a run is
+reproducible. One event is one loop iteration of one CTA (or ``chunk`` of them): it touches the tiles that the
+iteration loads, learns from the L2 what must come from HBM, queues for L2 and HBM bandwidth, and takes the time
+that the SM reading gives for the latency so experienced.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+# positions of an access relative to the loops of its CTA
+PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
+# indices into the scalar state of the cache
+_USED, _HEAD, _TAIL, _WRITTEN_BACK = 0, 1, 2, 3
+
+
+@njit(cache=True, inline="always")
+def _popcount(x):
+    x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@njit(cache=True)
+def _unlink(block, links, scal):
+    before, after = links[block, 0], links[block, 1]
+    if before >= 0:
+        links[before, 1] = after
+    else:
+        scal[_HEAD] = after
+    if after >= 0:
+        links[after, 0] = before
+    else:
+        scal[_TAIL] = before
+
+
+@njit(cache=True)
+def _push_front(block, links, scal):
+    head = scal[_HEAD]
+    links[block, 0] = -1
+    links[block, 1] = head
+    if head >= 0:
+        links[head, 0] = block
+    else:
+        scal[_TAIL] = block
+    scal[_HEAD] = block
+
+
+@njit(cache=True)
+def touch(block, mask, size, is_write, limit, owner, capacity, links, present, held, dirty, owners, scal, hbm_written):
+    """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
+
+    ``held``/``dirty`` are the bytes of the block in the cache and modified there; least recently used blocks are
+    evicted until ``capacity`` holds, modified bytes going to ``hbm_written`` of their tensor.
+    """
+    full = np.uint64(0)
+    have = present[block]
+    parts = _popcount(mask)
+    hits = _popcount(mask & have)
+    new_bytes = size - size * hits // parts
+    if have != full:
+        if scal[_HEAD] != block:
+            _unlink(block, links, scal)
+            _push_front(block, links, scal)
+    else:
+        _push_front(block, links, scal)
+        owners[block] = owner
+    grow = min(new_bytes, limit - held[block])
+    if grow > 0:
+        held[block] += grow
+        scal[_USED] += grow
+    present[block] = have | mask
+    if is_write:
+        dirty[block] = min(dirty[block] + size, held[block])
+    while scal[_USED] > capacity:
+        victim = scal[_TAIL]
+        if victim < 0:
+            break
+        _unlink(victim, links, scal)
+        scal[_USED] -= held[victim]
+        hbm_written[owners[victim]] += dirty[victim]
+        scal[_WRITTEN_BACK] += dirty[victim]
+        held[victim] = 0
+        dirty[victim] = 0
+        present[victim] = full
+    return new_bytes
+
+
+@njit(cache=True)
+def _range_mask(low, high, extent):
+    """Bits of a 64-part mask that cover ``low .. high`` of ``extent`` elements."""
+    first = low * 64 // extent
+    last = (high * 64 - 1) // extent
+    if last > 63:
+        last = 63
+    n = last - first + 1
+    if n >= 64:
+        return np.uint64(0xFFFFFFFFFFFFFFFF)
+    return ((np.uint64(1) << np.uint64(n)) - np.uint64(1)) << np.uint64(first)
+
+
+@njit(cache=True)
+def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, cache, counters):
+    """Touch every block under a clipped rectangle. Returns (bytes, bytes missing)."""
+    links, present, held, dirty, owners, scal = cache
+    sm_read, sm_write, hbm_read, hbm_written = counters
+    n_heads, n_rows, n_cols, br, bc, per_row, per_head, base, esize = shape[tensor]
+    if head < 0 or head >= n_heads:
+        return 0, 0
+    r0, r1 = max(row, 0), min(row + rows, n_rows)
+    c0, c1 = max(col, 0), min(col + cols, n_cols)
+    if r1 <= r0 or c1 <= c0:
+        return 0, 0
+    total, missed = 0, 0
+    for i in range(r0 // br, (r1 - 1) // br + 1):
+        rl, rh = max(r0, i * br), min(r1, (i + 1) * br)
+        block_rows = min(br, n_rows - i * br)
+        for j in range(c0 // bc, (c1 - 1) // bc + 1):
+            cl, ch = max(c0, j * bc), min(c1, (j + 1) * bc)
+            block_cols = min(bc, n_cols - j * bc)
+            if ch - cl == block_cols:
+                mask = _range_mask(rl - i * br, rh - i * br, block_rows)
+            else:
+                mask = _range_mask(cl - j * bc, ch - j * bc, block_cols)
+            size = (rh - rl) * (ch - cl) * esize
+            block = base + head * per_head + i * per_row + j
+            miss = touch(
+                block, mask, size, is_write, block_rows * block_cols * esize, tensor, capacity,
+                links, present, held, dirty, owners, scal, hbm_written,
+            )
+            total += size
+            if not is_write:
+                missed += miss
+    if is_write:
+        sm_write[tensor] += total
+    else:
+        sm_read[tensor] += total
+        hbm_read[tensor] += missed
+    return total, missed
+
+
+@njit(cache=True)
+def _interpolate(grid, x, values, spread, weight):
+    """``values`` at ``x`` (linear, extended beyond the grid); books the weights of the two grid points."""
+    n = grid.shape[0]
+    k = 0
+    while k < n - 2 and x > grid[k + 1]:
+        k += 1
+    f = (x - grid[k]) / (grid[k + 1] - grid[k])
+    if f < 0.0:
+        f = 0.0
+    spread[k] += weight * (1.0 - f) if f <= 1.0 else 0.0
+    spread[k + 1] += weight * f if f <= 1.0 else weight
+    return values[k] + f * (values[k + 1] - values[k])
+
+
+@njit(cache=True)
+def _heap_push(times, slots, size, time, slot):
+    i = size
+    while i > 0:
+        p = (i - 1) >> 1
+        if times[p] < time or (times[p] == time and slots[p] < slot):
+            break
+        times[i], slots[i] = times[p], slots[p]
+        i = p
+    times[i], slots[i] = time, slot
+
+
+@njit(cache=True)
+def _heap_pop(times, slots, size):
+    """Remove the root of a heap of ``size`` entries (the caller has read it)."""
+    last = size - 1
+    time, slot = times[last], slots[last]
+    i = 0
+    while True:
+        c = 2 * i + 1
+        if c >= last:
+            break
+        if c + 1 < last and (
+            times[c + 1] < times[c] or (times[c + 1] == times[c] and slots[c + 1] < slots[c])
+        ):
+            c += 1
+        if time < times[c] or (time == times[c] and slot < slots[c]):
+            break
+        times[i], slots[i] = times[c], slots[c]
+        i = c
+    times[i], slots[i] = time, slot
+
+
+@njit(cache=True)
+def replay(
+    first_slot_of,  # 0 grid/dynamic, 1 static
+    n_cta,
+    n_slots,
+    n_sms,
+    has_outer,  # whether outer iterations cost or touch anything themselves
+    outer_count,  # [cta]
+    seg_count,  # [seg, cta]
+    seg_step,  # [seg] change of the count per outer iteration
+    seg_chunk,  # [seg]
+    acc_int,  # [acc, 14]: tensor, write, segment, rows, cols, head/row/col inner and outer coefficients, lag, repeats
+    acc_base,  # [acc, 3, cta] head, row, col
+    shape,
+    capacity,
+    cache,
+    counters,
+    grid,  # latency grid in ticks
+    overhead,  # [2, k]
+    first_extra,  # [2, k]
+    period,  # [2, seg, k]
+    occupancy,
+    launch_gap,
+    l2_ticks_per_byte,
+    hbm_ticks_per_byte,
+    hbm_write_ticks_per_byte,
+    l2_latency,
+    hbm_latency,
+    port_ticks_per_byte,
+    snapshots,  # cta indices whose dispatch is recorded
+    cta_log,  # [cta or 0, 3] slot, start, end
+):
+    n_seg = seg_count.shape[0]
+    n_acc = acc_int.shape[0]
+    n_k = grid.shape[0]
+    scal = cache[5]
+    hbm_read, hbm_written = counters[2], counters[3]
+    weights = np.zeros((2, n_seg + 2, n_k))
+    stalls = np.zeros(3)  # hbm, l2, latency ticks in what CTAs waited for
+    busy = np.zeros(2)  # L2 and HBM busy ticks
+    snap_time = np.zeros(snapshots.shape[0], np.int64)
+    snap_bytes = np.zeros((snapshots.shape[0], 4, hbm_read.shape[0]), np.int64)
+
+    cta_of = np.full(n_slots, -1, np.int64)
+    phase = np.zeros(n_slots, np.int64)
+    outer_i = np.zeros(n_slots, np.int64)
+    seg_i = np.zeros(n_slots, np.int64)
+    it = np.zeros(n_slots, np.int64)
+    started = np.zeros(n_slots, np.int64)
+    active = np.zeros(n_sms, np.int64)
+    times = np.zeros(n_slots + 1, np.int64)
+    slots = np.zeros(n_slots + 1, np.int64)
+    size = 0
+    next_cta = 0
+    for s in range(min(n_slots, n_cta)):
+        _heap_push(times, slots, size, 0, s)
+        size += 1
+        cta_of[s] = s
+    next_cta = min(n_slots, n_cta)
+    l2_free, hbm_free = 0.0, 0.0
+    end, slot_busy = 0, 0
+
+    while size > 0:
+        t, slot = times[0], slots[0]
+        _heap_pop(times, slots, size)
+        size -= 1
+        cta = cta_of[slot]
+        sm = slot % n_sms
+        where = phase[slot]
+        segment = PROLOGUE
+        chunk = 1
+        if where == 0:
+            active[sm] += 1
+            started[slot] = t
+            for q in range(snapshots.shape[0]):
+                if snapshots[q] == cta:
+                    snap_time[q] = t
+                    for j in range(4):
+                        snap_bytes[q, j] = counters[j]
+        elif where == 1:
+            # find the next segment with iterations left, entering outer iterations on the way
+            segment = -9
+            while outer_i[slot] < outer_count[cta]:
+                if seg_i[slot] < 0:
+                    segment = OUTER
+                    break
+                if seg_i[slot] >= n_seg:
+                    outer_i[slot] += 1
+                    seg_i[slot] = -1 if has_outer else 0
+                    continue
+                total = seg_count[seg_i[slot], cta] + seg_step[seg_i[slot]] * outer_i[slot]
+                if it[slot] < total:
+                    segment = seg_i[slot]
+                    chunk = min(seg_chunk[segment], total - it[slot])
+                    break
+                seg_i[slot] += 1
+                it[slot] = 0
+            if segment == -9:
+                segment = EPILOGUE
+        got, missed = 0, 0
+        before = scal[_WRITTEN_BACK]
+        for a in range(n_acc):
+            if acc_int[a, 2] != segment:
+                continue
+            o = outer_i[slot]
+            i0 = it[slot] if segment >= 0 else 0
+            n = chunk
+            if segment >= 0:
+                own = seg_count[segment, cta] + seg_step[segment] * o + acc_int[a, 11]
+                n = min(chunk, own - i0)
+                if n <= 0:
+                    continue
+            rows, cols = acc_int[a, 3], acc_int[a, 4]
+            head = acc_base[a, 0, cta] + acc_int[a, 5] * i0 + acc_int[a, 6] * o
+            row = acc_base[a, 1, cta] + acc_int[a, 7] * i0 + acc_int[a, 8] * o
+            col = acc_base[a, 2, cta] + acc_int[a, 9] * i0 + acc_int[a, 10] * o
+            again = acc_int[a, 12]
+            if n > 1:
+                if acc_int[a, 7] != 0:
+                    step = acc_int[a, 7]
+                    if step < 0:
+                        row += step * (n - 1)
+                    rows = abs(step) * (n - 1) + rows if abs(step) >= rows else rows * n
+                elif acc_int[a, 9] != 0:
+                    step = acc_int[a, 9]
+                    if step < 0:
+                        col += step * (n - 1)
+                    cols = abs(step) * (n - 1) + cols if abs(step) >= cols else cols * n
+                else:
+                    again = again * n
+            for _ in range(again):
+                b, m = access_tile(
+                    acc_int[a, 0], head, row, rows, col, cols, acc_int[a, 1] == 1, shape, capacity, cache, counters
+                )
+                got += b
+                missed += m
+        # shared bandwidth: requests queue in order of arrival
+        done = float(t)
+        hbm_bound = False
+        if got > 0:
+            l2_free = max(l2_free, float(t)) + got * l2_ticks_per_byte
+            busy[0] += got * l2_ticks_per_byte
+            done = l2_free
+        back = scal[_WRITTEN_BACK] - before
+        if back > 0:
+            hbm_free = max(hbm_free, float(t)) + back * hbm_write_ticks_per_byte
+            busy[1] += back * hbm_write_ticks_per_byte
+        latency = l2_latency
+        if missed > 0:
+            hbm_free = max(hbm_free, float(t)) + missed * hbm_ticks_per_byte
+            busy[1] += missed * hbm_ticks_per_byte
+            hbm_bound = hbm_free > done
+            done = max(done, hbm_free)
+            share = 1.0 if chunk == 1 else min(1.0, missed * 1.0 / got)
+            latency = l2_latency + share * (hbm_latency - l2_latency)
+        queue = max(0.0, (done - t) / chunk - got * port_ticks_per_byte / chunk)
+        x = latency + queue
+
+        if segment == EPILOGUE:
+            active[sm] -= 1
+            slot_busy += t - started[slot]
+            if t > end:
+                end = t
+            if cta_log.shape[0] > 0:
+                cta_log[cta, 0], cta_log[cta, 1], cta_log[cta, 2] = slot, started[slot], t
+            following = cta + n_slots if first_slot_of == 1 else next_cta
+            if following < n_cta:
+                if first_slot_of == 0:
+                    next_cta += 1
+                cta_of[slot] = following
+                phase[slot] = 0
+                _heap_push(times, slots, size, t + launch_gap, slot)
+                size += 1
+            continue
+
+        w = 0.0
+        if occupancy > 1:
+            w = (active[sm] - 1.0) / (occupancy - 1.0)
+        if segment == PROLOGUE:
+            duration = (1.0 - w) * _interpolate(grid, x, overhead[0], weights[0, n_seg], 1.0 - w)
+            if w > 0.0:
+                duration += w * _interpolate(grid, x, overhead[1], weights[1, n_seg], w)
+            if cta < n_slots:
+                duration += _interpolate(grid, x, first_extra[0], weights[0, n_seg + 1], 0.0)
+            phase[slot] = 1
+            outer_i[slot] = 0
+            seg_i[slot] = -1 if has_outer else 0
+            it[slot] = 0
+        elif segment == OUTER:
+            # the cost of an outer iteration itself is the last row of the period table
+            duration = (1.0 - w) * _interpolate(grid, x, period[0, n_seg], weights[0, n_seg + 1], 1.0 - w)
+            if w > 0.0:
+                duration += w * _interpolate(grid, x, period[1, n_seg], weights[1, n_seg + 1], w)
+            seg_i[slot] = 0
+            it[slot] = 0
+        else:
+            n = float(chunk)
+            duration = (1.0 - w) * n * _interpolate(grid, x, period[0, segment], weights[0, segment], (1.0 - w) * n)
+            if w > 0.0:
+                duration += w * n * _interpolate(grid, x, period[1, segment], weights[1, segment], w * n)
+            it[slot] += chunk
+        stalls[0 if hbm_bound else 1] += queue * chunk
+        stalls[2] += latency * chunk
+        _heap_push(times, slots, size, t + np.int64(duration + 0.5), slot)
+        size += 1
+    # the drain of posted writes
+    return end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, l2_free, hbm_free

@@ -1,0 +1,197 @@
+"""The one way in: ``simulate(algorithm, problem, profile) -> Result``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.clock import loaded_clock_hz
+from simulator.device import KernelRun, occupancy, run_kernel, wide_block_rows
+from simulator.errors import InputError
+from simulator.memory import L2
+from simulator.physics import Physics
+from simulator.problem import L2_STATES, TIMINGS, AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Kernel, Program
+from simulator.result import KernelResult, Result, TensorTraffic
+from simulator.tile_ops import UNITS
+from simulator.traffic import executed_work
+
+#: A launch whose replay would need more tile accesses than this has its L2 tracked in coarser blocks.
+TRACKED_ACCESSES = 600_000
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How the call runs: L2 before it, how it is launched, and a fixed SM clock if there is one."""
+
+    l2_state: str = "cold"
+    timing: str = "kernel"
+    clock_hz: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.l2_state not in L2_STATES:
+            raise InputError(f"l2_state: {self.l2_state!r} is unknown; use {' or '.join(L2_STATES)}")
+        if self.timing not in TIMINGS:
+            raise InputError(f"timing: {self.timing!r} is unknown; use {', '.join(TIMINGS)}")
+        if self.clock_hz is not None and not self.clock_hz > 0:
+            raise InputError("clock_mhz: must be positive")
+
+
+def simulate(
+    algorithm: str,
+    problem: AttentionProblem,
+    profile: Profile,
+    *,
+    implementation: str | None = None,
+    l2_state: str = "cold",
+    timing: str = "kernel",
+    clock_mhz: float | None = None,
+    hypothetical: bool = False,
+    physics: Physics | None = None,
+) -> Result:
+    """Predict one attention call on one GPU.
+
+    ``implementation`` ``None`` takes the algorithm's default on that GPU; ``hypothetical`` also runs kernels whose
+    instructions the GPU lacks, on its fastest path. ``physics`` overrides the profile's calibrated parameters.
+    Raises :class:`~simulator.errors.InputError` for bad input and
+    :class:`~simulator.errors.UnsupportedError` for what the model does not cover.
+    """
+    from algorithms import build_program
+
+    program = build_program(algorithm, problem, profile, implementation, hypothetical)
+    conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
+    return run_program(program, profile, conditions, physics)
+
+
+def run_program(
+    program: Program, profile: Profile, conditions: Conditions | None = None, physics: Physics | None = None
+) -> Result:
+    """Simulate a tile program that is already built."""
+    conditions = conditions or Conditions()
+    physics = physics or Physics.from_calibration(profile.calibration_parameters)
+    l2 = new_cache(program, profile, physics)
+    if conditions.l2_state == "warm":
+        l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
+    start_us, kernels, total_cycles = 0.0, [], 0.0
+    gap_us = physics.graph_gap_us if conditions.timing != "eager" else profile.launch_overhead_s * 1e6
+    for index, kernel in enumerate(program.kernels):
+        if index:
+            start_us += gap_us
+        run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions)
+        time_us = run.cycles / clock_hz * 1e6 + physics.kernel_ramp_us
+        total_cycles += time_us * clock_hz / 1e6
+        kernels.append(_kernel_result(kernel, run, l2, profile, clock_hz, start_us, time_us))
+        start_us += time_us
+    launch_us = {"kernel": 0.0, "graph": physics.graph_gap_us, "eager": profile.launch_overhead_s * 1e6}
+    time_us = start_us + launch_us[conditions.timing]
+    waits = _combine_waits(kernels, time_us)
+    problem = program.problem
+    work = {unit: sum(k.work[unit] for k in kernels) for unit in ("matmul", *UNITS)}
+    path = max(kernels, key=lambda k: k.work["matmul"]).path
+    dtype = problem.dtype if problem.dtype != "fp32" else "bf16"
+    busy_us = sum(k.time_us for k in kernels) or 1.0
+    clock_mhz = sum(k.cycles for k in kernels) / busy_us
+    return Result(
+        algorithm=program.algorithm,
+        implementation=program.implementation,
+        gpu=profile.name,
+        problem=problem,
+        time_us=time_us,
+        cycles=time_us * clock_mhz,
+        sm_clock_mhz=clock_mhz,
+        dirty_bytes_at_end=l2.dirty_bytes,
+        flops=problem.flops(),
+        executed_flops=int(work["matmul"]),
+        work=work,
+        peak_memory_bytes=program.live_bytes,
+        limiter=max(waits, key=lambda c: waits[c]),
+        waits=waits,
+        kernels=tuple(kernels),
+        unique_bytes=sum(t.bytes for t in (*program.inputs.values(), *program.outputs.values())),
+        warnings=(),
+        notes=program.notes,
+        substitutions=program.substitutions,
+        spec_tensor_flops=profile.spec_flops(dtype) if dtype in profile.spec_tensor_flops else 0.0,
+        path_peak_flops=profile.tensor_rate(path, dtype) * profile.num_sms * profile.spec_clock_hz,
+        ridge_flop_per_byte=profile.ridge_flop_per_byte(dtype) if dtype in profile.spec_tensor_flops else 0.0,
+        l2_state=conditions.l2_state,
+        timing=conditions.timing,
+        attributes=program.attributes,
+    )
+
+
+def new_cache(program: Program, profile: Profile, physics: Physics) -> L2:
+    """An empty L2 that tracks the program's tensors finely enough for its size."""
+    tensors = program.tensors()
+    wide_rows = wide_block_rows(program.kernels, lambda k: profile.num_sms * occupancy(k, profile))
+    accesses = max((_tile_accesses(k) for k in program.kernels), default=1)
+    coarsen = max(1, min(8, accesses // TRACKED_ACCESSES))
+    return L2.of(tensors, int(profile.l2_bytes * physics.l2_capacity_fraction), coarsen, wide_rows)
+
+
+def _tile_accesses(kernel: Kernel) -> int:
+    return int(sum(int(kernel.coords[t.coord].sum()) for t in kernel.trips)) if kernel.trips else kernel.ctas
+
+
+def _run_at_its_clock(
+    kernel: Kernel, l2: L2, profile: Profile, physics: Physics, conditions: Conditions
+) -> tuple[KernelRun, float]:
+    """Replay at the clock that the launch itself causes: guess, run, and run again only if memory time matters."""
+    if conditions.clock_hz is not None:
+        return run_kernel(kernel, l2, profile, physics, conditions.clock_hz), conditions.clock_hz
+    clock_hz = profile.max_clock_hz * 0.9
+    before = l2.clone()
+    work = executed_work(kernel)["matmul"]
+    dtype = kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16"
+    peak = max((r.get(dtype, 0.0) for r in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
+    for attempt in range(3):
+        run = run_kernel(kernel, l2, profile, physics, clock_hz)
+        tensor_share = work / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0
+        moved = float(run.traffic[2].sum() + run.traffic[3].sum())
+        hbm_share = moved / (run.cycles / clock_hz) / profile.hbm_bandwidth_bytes_per_s if run.cycles else 0.0
+        wanted = loaded_clock_hz(profile, physics, tensor_share, hbm_share)
+        settled = abs(wanted - clock_hz) < 0.02 * clock_hz
+        clock_hz = wanted
+        if settled or run.hbm_busy_share < 0.3 or attempt == 2:
+            return run, clock_hz
+        l2.restore(before)
+    raise AssertionError("unreachable")
+
+
+def _kernel_result(
+    kernel: Kernel, run: KernelRun, l2: L2, profile: Profile, clock_hz: float, start_us: float, time_us: float
+) -> KernelResult:
+    active_us = run.cycles / clock_hz * 1e6
+    waits = {cause: share * active_us / time_us for cause, share in run.waits.items()}
+    waits["launch"] = 1.0 - active_us / time_us
+    traffic = tuple(
+        TensorTraffic(name, *(int(x) for x in run.traffic[:, i]))
+        for i, name in enumerate(l2.names)
+        if run.traffic[:, i].any()
+    )
+    return KernelResult(
+        kernel.name,
+        start_us,
+        time_us,
+        time_us * clock_hz / 1e6,
+        kernel.ctas,
+        run.ctas_per_sm,
+        run.waves,
+        traffic,
+        executed_work(kernel),
+        waits,
+        max(waits, key=lambda c: waits[c]),
+        kernel.path,
+        {"l2": run.l2_busy_share, "hbm": run.hbm_busy_share},
+    )
+
+
+def _combine_waits(kernels: list[KernelResult], time_us: float) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for kernel in kernels:
+        for cause, share in kernel.waits.items():
+            total[cause] = total.get(cause, 0.0) + share * kernel.time_us / time_us
+    total["launch"] = total.get("launch", 0.0) + 1.0 - sum(k.time_us for k in kernels) / time_us
+    return total
+
+
