@@ -1,10 +1,10 @@
 """Command-line options that several commands share: the attention problem, the conditions of a run, lists.
 
 ``@takes_problem()`` adds the options of :data:`PROBLEM_OPTIONS` and :data:`CONDITION_OPTIONS` to a command and
-calls it with ``problem`` (an :class:`AttentionProblem`) and ``conditions`` (a :class:`Conditions`) instead::
+calls it with ``problem`` (an :class:`AttentionProblem`) and ``conditions`` (a :class:`RunOptions`) instead::
 
     @takes_problem()
-    def roofline(problem: AttentionProblem, conditions: Conditions, gpu: Annotated[str, typer.Option()] = "h100_sxm"):
+    def roofline(problem: AttentionProblem, conditions: RunOptions, gpu: Annotated[str, typer.Option()] = "h100_sxm"):
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulator.profile import Profile
 
 _SHAPE = "Problem"
-_CONDITIONS = "Conditions"
+_CONDITIONS = "RunOptions"
 
 
 def _option(kind: Any, default: Any, name: str, about: str, panel: str = _SHAPE, **more: Any) -> tuple[Any, Any]:
@@ -69,7 +69,7 @@ CONDITION_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 
 @dataclass(frozen=True)
-class Conditions:
+class RunOptions:
     """How a problem runs: what ``simulate`` takes beside the problem, and what ``--set`` changes of the GPU."""
 
     l2_state: str = "cold"
@@ -112,7 +112,7 @@ def takes_problem(**defaults: Any) -> Callable[[Callable], Callable]:
         @functools.wraps(command)
         def with_options(**given: Any) -> Any:
             taken = {name: given.pop(name) for name in shared}
-            conditions = Conditions(
+            conditions = RunOptions(
                 taken["l2_state"], taken["timing"], taken["clock_mhz"], tuple(taken["overrides"] or ())
             )
             problem = problem_of({name: taken[name] for name in PROBLEM_OPTIONS})

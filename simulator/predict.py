@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from simulator.errors import InputError
-from simulator.options import Conditions, parse_window, whole_number
+from simulator.options import RunOptions, parse_window, whole_number
 from simulator.problem import DTYPE_BYTES, PASSES, AttentionProblem
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Case:
     implementation: str | None
     problem: AttentionProblem
     gpu: str
-    conditions: Conditions
+    conditions: RunOptions
 
 
 def predict_frame(
@@ -184,7 +184,7 @@ def predict_row(
 
 @lru_cache(maxsize=64)
 def _profile(gpu: str, overrides: tuple[str, ...]) -> Profile:
-    return Conditions(overrides=overrides).profile(gpu)
+    return RunOptions(overrides=overrides).profile(gpu)
 
 
 def cell_text(value: Any) -> str:
@@ -230,9 +230,9 @@ def parse_case(row: Mapping[str, str], default_gpu: str | None = None) -> Case:
     gpu = row.get("gpu") or default_gpu
     if not gpu:
         raise InputError("gpu: blank, and no --gpu was given; name one of 'iosim gpus'")
-    conditions = Conditions(
-        l2_state=row.get("l2_state") or Conditions.l2_state,
-        timing=row.get("timing") or Conditions.timing,
+    conditions = RunOptions(
+        l2_state=row.get("l2_state") or RunOptions.l2_state,
+        timing=row.get("timing") or RunOptions.timing,
         clock_mhz=_parsed(row, "clock_mhz", float, None, "a clock in MHz, such as 1830"),
     )
     return Case(algorithm, row.get("implementation") or None, problem, gpu, conditions)

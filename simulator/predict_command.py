@@ -78,19 +78,19 @@ def predict(
 
 def check_gpus(frame: pandas.DataFrame, gpu: str | None, overrides: tuple[str, ...], cases: Path) -> None:
     """:class:`InputError` for mistakes of the command line; a bad ``gpu`` cell is only its row's error."""
-    from simulator.options import Conditions
+    from simulator.options import RunOptions
 
     if gpu is not None:
-        Conditions(overrides=overrides).profile(gpu)
+        RunOptions(overrides=overrides).profile(gpu)
     elif "gpu" not in frame.columns:
         raise InputError(f"{cases}:1: no column 'gpu' and no --gpu; name a GPU of 'iosim gpus'")
     if overrides and "gpu" in frame.columns:
-        for name in sorted(set(frame["gpu"]) - {""}):
+        for name in sorted({cell.strip() for cell in frame["gpu"]} - {""}):
             try:
-                Conditions().profile(name)
+                RunOptions().profile(name)
             except InputError:
                 continue
-            Conditions(overrides=overrides).profile(name)
+            RunOptions(overrides=overrides).profile(name)
 
 
 def read_cases(path: Path) -> pandas.DataFrame:

@@ -1,0 +1,42 @@
+"""A comparison as a picture: time by algorithm, one panel a GPU."""
+
+from __future__ import annotations
+
+from simulator.compare_table import problem_text, time_text
+from simulator.comparison import Comparison
+from simulator.palette import algorithm_colour
+
+
+def plot_comparison(comparison: Comparison):
+    """Horizontal bars of time (ms, from zero), limiter and speed-up written beside them; ``(figure, axes)``."""
+    from matplotlib.figure import Figure
+
+    groups = comparison.by_gpu()
+    rows = max(len(entries) for _, entries in groups)
+    figure = Figure(figsize=(8, 0.9 + len(groups) * (0.7 + 0.34 * rows)), layout="constrained")
+    axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    for ax, (profile, entries) in zip(axes, groups, strict=True):
+        names = [entry.algorithm + (" *" if entry.decode else "") for entry in entries]
+        times = [entry.result.time_us / 1e3 if entry.result else 0.0 for entry in entries]
+        places = range(len(entries))
+        ax.barh(places, times, color=[algorithm_colour(entry.algorithm) for entry in entries])
+        for place, entry, time in zip(places, entries, times, strict=True):
+            r = entry.result
+            text = f"{time_text(r.time_us)}, {r.limiter}" if r else f"cannot run: lacks {', '.join(entry.lacking)}"
+            if r is None and not entry.lacking:
+                text = "cannot run"
+            if entry.speedup is not None and entry.algorithm != "standard":
+                text += f", x{entry.speedup:.3g}"
+            ax.text(time, place, f" {text}", va="center", fontsize=8)
+        ax.set_yticks(places, names)
+        ax.invert_yaxis()
+        # room to the right of the longest bar for its text
+        ax.set_xlim(0, 1.45 * max(times) if any(times) else 1.0)
+        ax.set_title(profile.name, loc="left", fontsize=10)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("time, ms (beside the bars: time, limiter, speed-up over standard)")
+    title = problem_text(comparison.problem)
+    if comparison.decode_problem is not None:
+        title += "\n* decode: one query a sequence, same keys"
+    figure.suptitle(title, fontsize=9)
+    return figure, axes

@@ -1,0 +1,222 @@
+"""Several algorithms side by side on several GPUs: plain data for tables, files and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from algorithms import MODULES, algorithm_module, default_implementation
+from simulator.errors import InputError
+from simulator.options import RunOptions
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.result import Result
+
+BASELINE = "standard"
+#: Up to this many queries a problem is a decode step (one token, or a few speculative ones).
+DECODE_QUERIES = 8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One algorithm on one GPU: its result, or why there is none.
+
+    ``lacking`` are the capabilities that the GPU lacks. ``speedup`` is over ``standard`` on the same problem
+    (``None`` where either could not run); ``decode`` marks an algorithm that ran the decode problem of the comparison.
+    """
+
+    algorithm: str
+    implementation: str
+    profile: Profile
+    problem: AttentionProblem
+    result: Result | None = None
+    error: str = ""
+    lacking: tuple[str, ...] = ()
+    speedup: float | None = None
+    decode: bool = False
+
+    @property
+    def peak_path(self) -> str:
+        """Tensor instruction path of the kernel that does most of the matrix work; "" when there is none."""
+        kernels = self.result.kernels if self.result else ()
+        busiest = max(kernels, key=lambda kernel: kernel.work.get("matmul", 0.0), default=None)
+        return busiest.path if busiest is not None and busiest.work.get("matmul") else ""
+
+    @property
+    def peak_flops(self) -> float:
+        """Spec FLOP/s of that path for the problem's dtype: rate per SM, times SMs, at the datasheet's clock."""
+        return self.result.path_peak_flops if self.result else 0.0
+
+    @property
+    def percent_of_peak(self) -> float | None:
+        """Nominal FLOP/s in per cent of :attr:`peak_flops`."""
+        if self.result is None or not self.peak_flops:
+            return None
+        return 100 * self.result.tflops * 1e12 / self.peak_flops
+
+    def row(self) -> dict[str, object]:
+        """Flat data: what was asked, predict's columns, and what a comparison adds."""
+        p, r = self.problem, self.result
+        asked = {
+            "gpu": self.profile.name,
+            "algorithm": self.algorithm,
+            "implementation": self.implementation,
+            "pass": p.pass_,
+            "dtype": p.dtype,
+            "causal": int(p.causal),
+            **{name: getattr(p, name) for name in _SIZES},
+        }
+        if r is None:
+            return asked | dict.fromkeys(_NUMBERS) | {"warnings": "", "error": self.error}
+        work = dict(r.work)
+        numbers = r.row() | {
+            "tflops": r.tflops,
+            "peak_path": self.peak_path,
+            "peak_tflops": self.peak_flops / 1e12,
+            "percent_of_peak": self.percent_of_peak,
+            "matmul_flop": work.pop("matmul", 0),
+            "exp_ops": work.pop("exp", 0),
+            "other_ops": sum(work.values()),
+            "flop_per_hbm_byte": r.arithmetic_intensity,
+            "ridge_flop_per_byte": r.ridge_flop_per_byte,
+            "speedup_over_standard": self.speedup,
+            "substitutions": "; ".join(r.substitutions),
+        }
+        return asked | {name: numbers[name] for name in _NUMBERS} | {"warnings": numbers["warnings"], "error": ""}
+
+
+_SIZES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+_NUMBERS = (
+    "time_us",
+    "tflops",
+    "percent_of_peak",
+    "peak_tflops",
+    "peak_path",
+    "speedup_over_standard",
+    "limiter",
+    "cycles",
+    "sm_clock_mhz",
+    "flops",
+    "executed_flops",
+    "matmul_flop",
+    "exp_ops",
+    "other_ops",
+    "hbm_read_bytes",
+    "hbm_write_bytes",
+    "dirty_bytes_at_end",
+    "l2_read_bytes",
+    "l2_write_bytes",
+    "flop_per_hbm_byte",
+    "ridge_flop_per_byte",
+    "peak_memory_bytes",
+    "substitutions",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All entries, GPU by GPU in the order asked. ``decode_problem`` is set when some algorithm ran that instead."""
+
+    problem: AttentionProblem
+    entries: tuple[Entry, ...]
+    decode_problem: AttentionProblem | None = None
+    baselines: tuple[Entry, ...] = field(default=(), repr=False)
+
+    def by_gpu(self) -> list[tuple[Profile, list[Entry]]]:
+        """The entries of each GPU."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.profile.name, []).append(entry)
+        return [(group[0].profile, group) for group in groups.values()]
+
+
+def decode_problem(problem: AttentionProblem) -> AttentionProblem:
+    """The decode step of ``problem``: one query token on the same keys; itself when it is one already."""
+    return problem if problem.seqlen_q <= DECODE_QUERIES else problem.with_(seqlen_q=1)
+
+
+def parse_algorithm(name: str) -> tuple[str, str | None]:
+    """``fa1:flash_attn_1_paper`` as (algorithm, implementation or None); :class:`InputError` names the known ones."""
+    algorithm, _, implementation = name.partition(":")
+    module = algorithm_module(algorithm)
+    if implementation and implementation not in module.IMPLEMENTATIONS:
+        known = ", ".join(module.IMPLEMENTATIONS)
+        raise InputError(f"implementation: {implementation!r} is not one of {algorithm}'s: {known}")
+    return algorithm, implementation or None
+
+
+def all_algorithms() -> list[str]:
+    """Every algorithm that there is."""
+    return list(MODULES)
+
+
+def compare(
+    problem: AttentionProblem,
+    profiles: Iterable[Profile],
+    algorithms: Iterable[str],
+    conditions: RunOptions | None = None,
+    *,
+    hypothetical: bool = False,
+) -> Comparison:
+    """Simulate ``algorithms`` (``name`` or ``name:implementation``) on every profile.
+
+    ``flash_decoding`` runs its decode problem (:func:`decode_problem`), everything else ``problem``; speed-ups are
+    over ``standard`` on the same problem. What cannot run is an entry with its error. Raises :class:`InputError` for
+    unknown names, and when nothing could run for another reason than a capability that a GPU lacks.
+    """
+    conditions = conditions or RunOptions()
+    wanted = [parse_algorithm(name) for name in algorithms]
+    decode = decode_problem(problem)
+    entries: list[Entry] = []
+    baselines: dict[tuple[str, AttentionProblem], Entry] = {}
+    for profile in profiles:
+        for algorithm, implementation in wanted:
+            asked = decode if algorithm == "flash_decoding" else problem
+            key = (profile.name, asked)
+            if key not in baselines:
+                baselines[key] = _entry(BASELINE, None, profile, asked, conditions, hypothetical)
+            base = baselines[key]
+            plain = algorithm == BASELINE and implementation in (None, base.implementation)
+            entry = base if plain else _entry(algorithm, implementation, profile, asked, conditions, hypothetical)
+            entries.append(_with_speedup(entry, base, decode=asked != problem))
+    if not any(entry.result for entry in entries) and not all(entry.lacking for entry in entries):
+        raise InputError(next(entry.error for entry in entries if not entry.lacking))
+    used_decode = decode if decode != problem and any(entry.decode for entry in entries) else None
+    return Comparison(problem, tuple(entries), used_decode, tuple(baselines.values()))
+
+
+def _entry(
+    algorithm: str,
+    implementation: str | None,
+    profile: Profile,
+    problem: AttentionProblem,
+    conditions: RunOptions,
+    hypothetical: bool,
+) -> Entry:
+    from simulator import simulate
+
+    chosen = implementation or default_implementation(algorithm, profile)
+    lacking = missing_capabilities(algorithm, chosen, profile)
+    try:
+        result = simulate(
+            algorithm,
+            problem,
+            profile,
+            implementation=implementation,
+            hypothetical=hypothetical,
+            **conditions.arguments(),
+        )
+    except InputError as error:
+        return Entry(algorithm, chosen, profile, problem, error=str(error), lacking=lacking)
+    return Entry(algorithm, result.implementation, profile, problem, result)
+
+
+def missing_capabilities(algorithm: str, implementation: str, profile: Profile) -> tuple[str, ...]:
+    """Capabilities that the kernels of ``implementation`` need and ``profile`` lacks, sorted."""
+    needs = algorithm_module(algorithm).IMPLEMENTATIONS[implementation].requires
+    return tuple(sorted(needs - profile.capabilities))
+
+
+def _with_speedup(entry: Entry, base: Entry, decode: bool) -> Entry:
+    speedup = base.result.time_us / entry.result.time_us if entry.result and base.result else None
+    return replace(entry, speedup=speedup, decode=decode)
