@@ -72,6 +72,7 @@ def fa3_num_splits(
     ``total_row_blocks`` = batch x KV heads x ``row_blocks`` (batch counts as 1 when lengths vary);
     ``row_blocks`` = ceil(seqlen_q x group / tile_m); ``kv_head_bytes`` = seqlen_k x (d + dv) x element bytes.
     With the SMs nearly full it still splits a KV head beyond 50 MiB when queries pass over it at least twice.
+    Only callers that ask get it: ``flash_attn_with_kvcache`` does (num_splits 0), ``flash_attn_func`` passes 1.
     """
     if _enough_work(total_row_blocks, num_sms):
         if kv_head_bytes > _FA3_L2_BYTES_FOR_SPLITS and row_blocks >= 2 * num_sms and not causal_or_local:

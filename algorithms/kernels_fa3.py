@@ -46,8 +46,9 @@ class Fa3Tile:
 
 FA3_HEAD_DIMS = (64, 96, 128, 192, 256)
 _FA3_TILES = "flash-attention:hopper/tile_size.h tile_size_fwd_sm90"
-#: mbarriers of Q, O and the K/V pipelines and the scheduler's word; rounded up to the struct's 128-byte alignment.
-_FA3_BARRIER_BYTES = 256
+#: Barriers, the scheduler's word and alignment, as launched (ncu, H200): 3 KiB, and 1 KiB more with P in SMEM.
+_FA3_OVERHEAD_BYTES = 3072
+_FA3_P_OVERHEAD_BYTES = 1024
 
 
 def _fa3_tile_16_bit(d: int, dv: int, causal: bool, local: bool, gather: bool) -> tuple[int, int, bool, bool]:
@@ -146,9 +147,9 @@ def fa3_forward_tile(
         + (v_bytes if transpose_v else 0)
         + tile_m * d * bytes_each
         + stages * tile_n * d * bytes_each
-        + (0 if pv_rs else tile_m * tile_n * bytes_each)
+        + (0 if pv_rs else tile_m * tile_n * bytes_each + _FA3_P_OVERHEAD_BYTES)
         + (4 * tile_m * stages if large_v else 0)
-        + _FA3_BARRIER_BYTES
+        + _FA3_OVERHEAD_BYTES
     )
     overlap_turns = warpgroups >= 2 and (d <= 128 if bytes_each == 2 else d >= 128)
     turns = overlap_turns if overlap else warpgroups == 2
@@ -197,7 +198,7 @@ def fa3_combine_kernel(head_dim_v: int, num_splits: int) -> CombineKernel:
         bytes_per_load=16,
         splits_in_flight=stages,
         lse_rows_padded=lse_rows,
-        smem_bytes=4 * (lse_rows * rows + stages * rows * columns + 2 * rows),
+        smem_bytes=sum(-(-part // 128) * 128 for part in (4 * lse_rows * rows, 4 * rows, 4 * stages * rows * columns)),
         partial_dtype="fp32",
         source="flash-attention:hopper/flash_fwd_combine_launch_template.h, flash_fwd_combine_kernel.h",
     )

@@ -264,3 +264,24 @@ def test_fa3_backward_fits_and_walks():
     ]  # fmt: skip
     seen = tables.backward_row_blocks(key_block=3, tile_m=64, tile_n=128, seqlen_q=512, seqlen_k=512, causal=True)
     assert list(seen) == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "more", "smem_bytes", "threads", "registers"),
+    [
+        # launches seen by ncu on an H200 (tokenspeed-fa3, 2026-11-29)
+        (64, {}, 200_704, 512, 128), (64, {"causal": True}, 93_184, 512, 128),
+        (128, {}, 216_064, 384, 168), (128, {"causal": True}, 166_912, 384, 168),
+        (192, {}, 224_256, 384, 168), (256, {}, 232_448, 384, 168),
+        (128, {"dtype": "e4m3"}, 191_488, 384, 168),
+        (128, {"split": True, "varlen": True}, 216_064, 384, 168),
+    ],
+)  # fmt: skip
+def test_fa3_launch_as_seen(head_dim, more, smem_bytes, threads, registers):
+    tile = tables.fa3_forward_tile(head_dim, **more)
+    assert (tile.smem_bytes, tile.threads) == (smem_bytes, threads)
+    assert registers * threads <= 65_536 < (registers + 8) * threads  # launched with all of the register file
+
+
+def test_fa3_combine_smem_as_seen():
+    assert {tables.fa3_combine_kernel(128, 16).smem_bytes, tables.fa3_combine_kernel(64, 16).smem_bytes} == {17_536}

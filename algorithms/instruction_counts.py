@@ -1,0 +1,139 @@
+"""Instructions that real kernels execute, counted: the work of each pipe beyond what the mathematics asks for.
+
+Counted once each on one H200 (ncu, smsp__inst_executed and its pipes; PyTorch 2.11, tokenspeed-fa3 2026-08-10;
+2026-11-29). They are counts, not times: they depend on the compiled kernel and neither on clock nor on memory. A
+score element in the first four columns costs this many instructions of one lane (a warp's instruction over 32).
+
+Pipes of sm80 and sm90, lanes an SM and cycle: issue 128, fma 128 (FFMA/FADD/FMUL/IMAD), alu 64 (max, compare,
+logic, moves, convert), xu 16 (exp2, reciprocal, some conversions), lsu 32; ``tensor`` counts mma.sync m16n8k16 or
+wgmma instructions. ``issue`` holds everything, so its excess over the named pipes is control and uniform work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.errors import InputError
+
+COUNTED_ON = "ncu, one H200, PyTorch 2.11 / tokenspeed-fa3 20260810, 2026-11-29"
+
+
+@dataclass(frozen=True)
+class InstructionMix:
+    """Lane instructions per element, by pipe. ``masked_extra``: further ``alu``/``issue`` of an element whose
+    softmax numerator is zero (IEEE division's slow path)."""
+
+    issue: float
+    fma: float
+    alu: float
+    xu: float
+    lsu: float
+    tensor: float = 0.0
+    masked_extra_issue: float = 0.0
+    masked_extra_alu: float = 0.0
+    source: str = COUNTED_ON
+
+    def at_masked_fraction(self, masked_fraction: float) -> InstructionMix:
+        """The mean mix of rows of which ``masked_fraction`` (0..1) is masked."""
+        if not 0 <= masked_fraction <= 1:
+            raise InputError(f"masked_fraction {masked_fraction} must lie in 0..1")
+        return InstructionMix(
+            self.issue + masked_fraction * self.masked_extra_issue, self.fma,
+            self.alu + masked_fraction * self.masked_extra_alu, self.xu, self.lsu, self.tensor, source=self.source,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TileCounts:
+    """A tiled kernel's counts: ``mix`` per score element of the padded tile, and per CTA and key block walked:
+    ``smem_wavefronts`` (cycles of the SMEM port for loads by threads; 0: operands go to wgmma directly),
+    ``spill_store_bytes`` and ``spill_load_bytes`` (registers spilled to local memory; stores go through to L2)."""
+
+    mix: InstructionMix
+    smem_wavefronts: int = 0
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+
+
+_FA2_FORWARD = {
+    64: TileCounts(InstructionMix(13.35, 5.83, 3.26, 1.03, 1.10, 2.0), 1230, 3680, 12_544),
+    128: TileCounts(InstructionMix(19.46, 7.56, 4.42, 1.07, 2.26, 4.0), 1358, 7248, 7296),
+    256: TileCounts(InstructionMix(29.52, 9.69, 3.86, 1.07, 6.03, 8.0), 2368, 0, 0),
+}
+_FA2_BACKWARD = {
+    64: TileCounts(InstructionMix(21.96, 7.06, 3.99, 1.00, 4.31, 5.0), 5351, 1216, 5056),
+    128: TileCounts(InstructionMix(32.14, 7.47, 5.15, 1.00, 7.40, 10.0), 4964, 64, 64),
+}
+_FA2_SPLIT_128 = TileCounts(InstructionMix(19.06, 6.69, 3.89, 1.05, 3.02, 4.0), 2307, 0, 0)
+
+# (head dim, causal); wgmma instructions are few and long, so ``tensor`` says nothing of the tensor core's time.
+_FA3_FORWARD = {
+    (64, False): InstructionMix(6.73, 2.52, 1.79, 1.02, 0.21, 0.17),
+    (64, True): InstructionMix(7.17, 2.82, 2.10, 1.04, 0.10, 0.19),
+    (128, False): InstructionMix(7.08, 2.97, 1.85, 1.02, 0.07, 0.22),
+    (128, True): InstructionMix(7.97, 3.33, 2.02, 1.04, 0.10, 0.25),
+    (192, False): InstructionMix(9.21, 4.09, 2.01, 1.04, 0.09, 0.34),
+    (192, True): InstructionMix(9.65, 4.17, 2.27, 1.04, 0.10, 0.34),
+    (256, False): InstructionMix(12.24, 5.63, 2.42, 1.05, 0.14, 0.53),
+    (256, True): InstructionMix(12.62, 5.77, 2.69, 1.05, 0.13, 0.53),
+}
+_FA3_FP8_128 = InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10)
+
+# kind of kernels_softmax.RowKernel -> counts at row lengths 2048, 4096, 16384 and 32768
+_SOFTMAX_FORWARD = {
+    "warp": InstructionMix(38.7, 13.9, 9.4, 3.0, 3.2, 0.0, 36.8, 24.9),
+    "registers": InstructionMix(79.5, 31.0, 18.8, 4.0, 6.8, 0.0, 34.3, 19.5),
+    "smem": InstructionMix(47.3, 22.6, 11.7, 4.0, 1.8, 0.0, 34.3, 21.2),
+    "global": InstructionMix(44.8, 23.0, 10.0, 4.2, 1.1, 0.0, 34.3, 20.9),
+}
+_SOFTMAX_BACKWARD = {
+    "warp": InstructionMix(13.9, 5.0, 5.3, 0.0, 3.25),
+    "smem": InstructionMix(14.3, 5.4, 5.9, 0.0, 1.3),
+}
+_ELEMENTWISE = {
+    "broadcast_add": InstructionMix(56.75, 11.0, 21.25, 0.0, 3.25),
+    "strided_copy": InstructionMix(54.5, 12.75, 18.75, 0.0, 2.25),
+    "vectorised": InstructionMix(7.4, 3.25, 2.4, 0.0, 0.5),
+}
+
+
+def _nearest(table: dict[int, TileCounts], head_dim: int) -> TileCounts:
+    """The counts of the counted head dim nearest to ``head_dim``; the larger of two equally near."""
+    return table[min(table, key=lambda counted: (abs(counted - head_dim), -counted))]
+
+
+def fa2_forward_counts(head_dim: int, split: bool = False) -> TileCounts:
+    """FA2 forward (``split``: the split-KV kernel, counted at 128). Counted head dims 64, 128, 256; else the nearest,
+    so other head dims are an extrapolation."""
+    return _FA2_SPLIT_128 if split else _nearest(_FA2_FORWARD, head_dim)
+
+
+def fa2_backward_counts(head_dim: int) -> TileCounts:
+    """FA2 backward main kernel, counted at 64 and 128."""
+    return _nearest(_FA2_BACKWARD, head_dim)
+
+
+def fa3_forward_mix(head_dim: int, causal: bool = False, dtype: str = "bf16") -> InstructionMix:
+    """FA3 forward: softmax, rescaling of O and control per score element of the padded tile (prologue, epilogue and
+    producer included). The rescale is head_dim / tile_n of ``fma``; the rest of it is 2.2 to 2.4 at every head dim."""
+    if dtype == "e4m3":
+        return _FA3_FP8_128
+    nearest = min((64, 128, 192, 256), key=lambda counted: (abs(counted - head_dim), -counted))
+    return _FA3_FORWARD[nearest, causal]
+
+
+def softmax_mix(kind: str, backward: bool = False) -> InstructionMix:
+    """``kind`` of a ``RowKernel``, per element of the padded row. Backward's "global" kernel was not counted."""
+    table = _SOFTMAX_BACKWARD if backward else _SOFTMAX_FORWARD
+    try:
+        return table[kind]
+    except KeyError:
+        raise InputError(f"softmax kernel kind {kind!r} was not counted; counted are {', '.join(table)}") from None
+
+
+def elementwise_mix(kind: str) -> InstructionMix:
+    """ "broadcast_add" (mask), "strided_copy" (GQA expansion, contiguous()), "vectorised" (equal shapes)."""
+    try:
+        return _ELEMENTWISE[kind]
+    except KeyError:
+        raise InputError(f"element-wise kind {kind!r} is unknown; expected {', '.join(_ELEMENTWISE)}") from None
