@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simulator.compare_table import problem_text, time_text
 from simulator.comparison import Comparison
 from simulator.palette import algorithm_colour
+from simulator.wording import problem_text, time_text
 
 
 def plot_comparison(comparison: Comparison):

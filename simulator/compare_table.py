@@ -7,60 +7,12 @@ from typing import TYPE_CHECKING
 
 from simulator.comparison import Comparison, Entry
 from simulator.problem import AttentionProblem
+from simulator.wording import problem_text, scaled, three_digits, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from simulator.profile import Profile
-
-_PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
-_PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "forward and backward"}
-
-
-def scaled(value: float, unit: str = "") -> str:
-    """Three significant digits with a decimal prefix: ``1.23 GB``."""
-    for prefix, factor in _PREFIXES:
-        if abs(value) >= 0.9995 * factor:
-            return f"{_three_digits(value / factor)} {prefix}{unit}"
-    return f"{_three_digits(value)} {unit}".rstrip()
-
-
-def time_text(time_us: float) -> str:
-    """Three significant digits in us, ms or s."""
-    for unit, factor in (("s", 1e6), ("ms", 1e3)):
-        if time_us >= 0.9995 * factor:
-            return f"{_three_digits(time_us / factor)} {unit}"
-    return f"{_three_digits(time_us)} us"
-
-
-def _three_digits(value: float) -> str:
-    size = abs(value)
-    if size == 0 or size == int(size) < 1000:
-        return f"{value:.0f}"
-    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 4
-    return f"{value:.{decimals}f}"
-
-
-def problem_text(problem: AttentionProblem) -> str:
-    """One line that says what is computed."""
-    p = problem
-    parts = [
-        f"{_PASSES[p.pass_]}, batch {p.batch}, {p.heads} heads",
-        f"{p.kv_heads} KV heads" if p.kv_heads != p.heads else "",
-        f"{p.seqlen_q} queries x {p.seqlen_k} keys",
-        f"head dim {p.head_dim}" + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else ""),
-        p.dtype,
-        "causal" if p.causal else "no mask",
-        f"window {p.window[0]},{p.window[1]}" if p.window else "",
-        f"mask {p.mask}" if p.mask else "",
-        f"dropout {p.dropout:g}" if p.dropout else "",
-        f"softcap {p.softcap:g}" if p.softcap else "",
-        f"{p.num_splits} splits" if p.num_splits else "",
-        f"pages of {p.page_size} keys" if p.page_size else "",
-        f"cache of {p.kv_capacity} keys" if p.kv_capacity else "",
-        "deterministic" if p.deterministic else "",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
@@ -124,11 +76,11 @@ def _time_table(entries: list[Entry]):
         table.add_row(
             _name(entry),
             time_text(r.time_us),
-            _three_digits(r.tflops),
+            three_digits(r.tflops),
             "" if percent is None else f"{percent:.1f}",
             f"{entry.peak_path} {entry.peak_flops / 1e12:.0f}" if entry.peak_path else "",
             r.limiter,
-            "" if entry.speedup is None else f"x{_three_digits(entry.speedup)}",
+            "" if entry.speedup is None else f"x{three_digits(entry.speedup)}",
             scaled(row["matmul_flop"]),
             scaled(row["exp_ops"]),
             scaled(row["other_ops"]),
@@ -149,7 +101,7 @@ def _bytes_table(entries: list[Entry]):
             scaled(r.dirty_bytes_at_end, "B"),
             scaled(r.l2_read_bytes, "B"),
             scaled(r.l2_write_bytes, "B"),
-            _three_digits(r.arithmetic_intensity),
+            three_digits(r.arithmetic_intensity),
             f"[red]{scaled(r.peak_memory_bytes, 'B')}[/]" if full else scaled(r.peak_memory_bytes, "B"),
             entry.implementation,
         )

@@ -37,10 +37,8 @@ class Entry:
 
     @property
     def peak_path(self) -> str:
-        """Tensor instruction path of the kernel that does most of the matrix work; "" when there is none."""
-        kernels = self.result.kernels if self.result else ()
-        busiest = max(kernels, key=lambda kernel: kernel.work.get("matmul", 0.0), default=None)
-        return busiest.path if busiest is not None and busiest.work.get("matmul") else ""
+        """Tensor instruction path of the entry's matrix work; "" when there is none."""
+        return matmul_path(self.result) if self.result else ""
 
     @property
     def peak_flops(self) -> float:
@@ -128,6 +126,12 @@ class Comparison:
         for entry in self.entries:
             groups.setdefault(entry.profile.name, []).append(entry)
         return [(group[0].profile, group) for group in groups.values()]
+
+
+def matmul_path(result: Result) -> str:
+    """Tensor instruction path of the kernel that does most of the matrix work; "" when there is none."""
+    busiest = max(result.kernels, key=lambda kernel: kernel.work.get("matmul", 0.0), default=None)
+    return busiest.path if busiest is not None and busiest.work.get("matmul") else ""
 
 
 def decode_problem(problem: AttentionProblem) -> AttentionProblem:
