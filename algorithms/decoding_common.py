@@ -1,0 +1,161 @@
+"""What both split-KV implementations share: lengths by sequence, loop tables, and rewriting of borrowed roles.
+
+The main kernel of FlashDecoding is the library's forward kernel with a shorter key loop and another destination;
+its roles are taken from :mod:`algorithms.fa2` and :mod:`algorithms.fa3` and adapted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simulator.errors import InputError
+from simulator.problem import DTYPE_BYTES, AttentionProblem
+from simulator.program import Compute, Load, Loop, Role, Store, Tensor, var
+
+
+def sequence_lengths(problem: AttentionProblem) -> tuple[int, ...]:
+    """Keys of each sequence of the batch."""
+    lengths = problem.seqlens_k
+    if lengths is None:
+        return (problem.seqlen_k,) * problem.batch
+    if len(lengths) != problem.batch:
+        raise InputError(f"seqlens_k: {len(lengths)} lengths for batch {problem.batch}; give one a sequence")
+    for length in lengths:
+        if not 1 <= length <= problem.seqlen_k:
+            raise InputError(f"seqlens_k: {length} is outside 1 .. seqlen_k ({problem.seqlen_k})")
+    return tuple(lengths)
+
+
+def check_capacity(problem: AttentionProblem) -> int:
+    """Rows that the KV cache holds for each sequence (``kv_capacity``, by default the longest length)."""
+    if problem.kv_capacity is None:
+        return problem.seqlen_k
+    if problem.kv_capacity < problem.seqlen_k:
+        raise InputError(f"kv_capacity: {problem.kv_capacity} is below seqlen_k {problem.seqlen_k}")
+    return problem.kv_capacity
+
+
+@dataclass(frozen=True)
+class LoopTable:
+    """Key loops by (length, row block, split): ``first``, ``last`` and ``masked`` blocks as arrays of that shape."""
+
+    lengths: tuple[int, ...]
+    first: np.ndarray
+    last: np.ndarray
+    masked: np.ndarray
+    tile_n: int
+    rows: int
+
+    @classmethod
+    def of(
+        cls, lengths: tuple[int, ...], row_blocks: int, splits: Callable[[int], int], tile_n: int, rows: int, key_loop
+    ) -> LoopTable:
+        """``key_loop(length, row block, split, splits)`` for every distinct length; ``rows``: rows of K in memory."""
+        distinct = tuple(sorted(set(lengths)))
+        most = max(splits(n) for n in distinct)
+        shape = (len(distinct), row_blocks, most)
+        first, last, masked = (np.zeros(shape, np.int64) for _ in range(3))
+        for i, length in enumerate(distinct):
+            for block in range(row_blocks):
+                for split in range(splits(length)):
+                    loop = key_loop(length, block, split, splits(length))
+                    first[i, block, split], last[i, block, split] = loop.first, loop.last
+                    masked[i, block, split] = loop.masked
+        return cls(distinct, first, last, masked, tile_n, rows)
+
+    def coordinates(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> dict[str, np.ndarray]:
+        """Loop coordinates of each CTA. An empty loop points behind the last row of K, where nothing is read."""
+        at = np.searchsorted(np.array(self.lengths), length), block, split
+        first, last, masked = self.first[at], self.last[at], self.masked[at]
+        live, n = last > first, self.tile_n
+        behind = -(-self.rows // n) * n
+        full = (last - 1 - masked) * n
+        return {
+            "n_masked": masked,
+            "n_full": last - first - masked,
+            "masked_row": np.where(live, (last - 1) * n, behind),
+            "full_row": np.where(live, full, behind),
+            "last_row": np.where(live, full - (last - first - masked - 1) * n, behind),
+        }
+
+    def live(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> np.ndarray:
+        """Whether each CTA has any key to look at."""
+        at = np.searchsorted(np.array(self.lengths), length), block, split
+        return self.last[at] > self.first[at]
+
+    def live_splits(self, length: int, block: int) -> int:
+        """Leading splits of a sequence that hold a key for row block ``block``."""
+        at = self.lengths.index(length), block
+        return int((self.last[at] > self.first[at]).sum())
+
+
+def rewrite(ops, change) -> tuple:
+    """``ops`` with the operations ``change(op)`` (a sequence) in place of each."""
+    out: list = []
+    for op in ops:
+        if isinstance(op, Loop):
+            out.append(replace(op, body=rewrite(op.body, change)))
+        else:
+            out.extend(change(op))
+    return tuple(out)
+
+
+def rewrite_roles(roles: tuple[Role, ...], change) -> tuple[Role, ...]:
+    """:func:`rewrite` on each of ``roles``."""
+    return tuple(replace(role, ops=rewrite(role.ops, change)) for role in roles)
+
+
+def by_sequence(op, seqlen_q: int):
+    """A mask operation whose number of keys is the CTA coordinate ``seqlen_k`` instead of a constant."""
+    if not (isinstance(op, Compute) and op.fn == "mask"):
+        return op
+    params = dict(op.params) | {"seqlen_k": var("seqlen_k"), "shift": var("seqlen_k") - seqlen_q}
+    return replace(op, params=tuple(params.items()))
+
+
+def keep_fp32(op):
+    """A conversion into an fp32 buffer is none."""
+    if isinstance(op, Compute) and op.fn == "convert" and getattr(op.out, "dtype", "") == "fp32":
+        return replace(op, fn="copy")
+    return op
+
+
+def skip_empty_q(op):
+    """A load of Q that CTAs without keys leave out (coordinate ``q_load_head`` is -1 there)."""
+    if isinstance(op, Load) and op.source.tensor.name == "Q":
+        return replace(op, source=replace(op.source, head=var("q_load_head")))
+    return op
+
+
+def stores_nothing(op) -> bool:
+    """A store of a tile without rows (a warpgroup behind the end of the matrix)."""
+    return isinstance(op, Store) and op.into.rows == 0
+
+
+def cache_bytes(problem: AttentionProblem, capacity: int) -> int:
+    """Bytes of the K and V cache of ``capacity`` rows a sequence."""
+    width = (problem.head_dim + problem.head_dim_v) * DTYPE_BYTES[problem.dtype]
+    return problem.batch * problem.kv_heads * capacity * width
+
+
+def metadata(name: str, rows: int, kind: str) -> Tensor:
+    """A vector of int32 in HBM."""
+    return Tensor(name, 1, rows, 1, "int32", kind, rows)
+
+
+__all__ = [
+    "LoopTable",
+    "by_sequence",
+    "cache_bytes",
+    "check_capacity",
+    "keep_fp32",
+    "metadata",
+    "rewrite",
+    "rewrite_roles",
+    "sequence_lengths",
+    "skip_empty_q",
+    "stores_nothing",
+]

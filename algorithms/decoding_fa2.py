@@ -1,0 +1,179 @@
+"""FlashDecoding as FlashAttention-2 runs it: ``flash_fwd_splitkv_kernel`` and its combine kernel.
+
+With a single split the library launches its ordinary forward kernel instead (unless the cache is paged), and so does
+this program. Splits share out the *capacity* of the cache, so late splits of a half-filled one are empty: they write
+O = 0 and LSE = -inf, and the combine kernel reads them all the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from algorithms import fa2
+from algorithms.combine import Partials, combine_kernel
+from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
+from algorithms.decoding_common import (
+    LoopTable,
+    by_sequence,
+    cache_bytes,
+    check_capacity,
+    keep_fp32,
+    rewrite_roles,
+    sequence_lengths,
+    skip_empty_q,
+    stores_nothing,
+)
+from algorithms.heuristics import Fa2Launch, fa2_key_loop, fa2_launch
+from algorithms.kernel_tables import Fa2Tile, fa2_combine_kernel, fa2_forward_tile, fa2_splitkv_tile
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Kernel, Program, Tensor, Trip, tile, var
+
+
+def _tile(problem: AttentionProblem, launch: Fa2Launch, gpu: Profile) -> Fa2Tile:
+    if launch.splitkv_kernel:
+        return fa2_splitkv_tile(problem.head_dim, problem.dtype, launch.num_splits, gpu.smem_bytes_per_sm)
+    major, minor = (int(x) for x in gpu.compute_capability.split("."))
+    return fa2_forward_tile(
+        problem.head_dim,
+        problem.dtype,
+        launch.causal,
+        False,
+        gpu.smem_bytes_per_cta_max,
+        gpu.smem_bytes_per_sm,
+        (major, minor),
+    )
+
+
+def _main_kernel(
+    problem: AttentionProblem,
+    launch: Fa2Launch,
+    t: Fa2Tile,
+    tensors: dict[str, Tensor],
+    partials: Partials | None,
+    gpu: Profile,
+) -> Kernel:
+    lengths = np.array(sequence_lengths(problem), np.int64)
+    splits, heads = launch.num_splits, launch.heads
+    row_blocks = ceil_div(launch.seqlen_q, t.tile_m)
+    if splits > 1:
+        block, split, matrix = grid_indices(row_blocks, splits, problem.batch * heads)
+        batch, head = matrix // heads, matrix % heads
+    else:
+        block, batch, head = grid_indices(row_blocks, problem.batch, heads)
+        split, matrix = np.zeros_like(block), batch * heads + head
+    table = LoopTable.of(
+        tuple(int(n) for n in lengths),
+        row_blocks,
+        lambda _length: splits,
+        t.tile_n,
+        problem.seqlen_k,
+        lambda length, row_block, part, parts: fa2_key_loop(
+            row_block=row_block,
+            tile_m=t.tile_m,
+            tile_n=t.tile_n,
+            seqlen_q=launch.seqlen_q,
+            seqlen_k=length,
+            causal=launch.causal,
+            even_head_dim=t.padded_head_dim == problem.head_dim and problem.seqlens_k is None,
+            head_dim=problem.head_dim,
+            num_splits=parts,
+            split=part,
+            kv_capacity=check_capacity(problem),
+        ),
+    )
+    length = lengths[batch]
+    live = table.live(length, block, split)
+    coords = {
+        "q_head": matrix,
+        "q_load_head": np.where(live, matrix, -1),
+        "kv_head": batch * problem.kv_heads + (head if launch.group_in_rows else head // problem.group),
+        "row0": block * t.tile_m,
+        "seqlen_k": length,
+        **table.coordinates(length, block, split),
+    }
+    d, q_head = problem.head_dim, var("q_head")
+    if partials is not None:
+        coords |= partials.coordinates(matrix, split)
+        targets = partials.o_tile, partials.lse_tile
+    else:
+        targets = (
+            lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, d),
+            lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+        )
+
+    def adapt(op):
+        return () if stores_nothing(op) else (by_sequence(keep_fp32(skip_empty_q(op)), launch.seqlen_q),)
+
+    out = dict(tensors) if partials is None else tensors | {"O": partials.o}
+    seen = problem.with_(causal=launch.causal)
+    return Kernel(
+        "flash_fwd_splitkv" if launch.splitkv_kernel else "flash_fwd",
+        rewrite_roles(fa2.roles(seen, t, out, 1, *targets), adapt),
+        coords,
+        (Trip("n_masked"), Trip("n_full")),
+        threads=t.threads,
+        smem_bytes=t.smem_bytes,
+        registers_per_thread=t.registers_per_thread,
+        ctas_per_sm=t.ctas_per_sm,
+        path=instruction_path("mma_sync", gpu),
+        compute_dtype=problem.dtype,
+    )
+
+
+def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
+    """FA2's decode program for a checked ``problem`` on ``gpu``."""
+    if problem.head_dim > 256:
+        raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
+    capacity = check_capacity(problem)
+    launch = fa2_launch(
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        seqlen_q=problem.seqlen_q,
+        kv_capacity=capacity,
+        head_dim=problem.head_dim,
+        num_sms=gpu.num_sms,
+        causal=problem.causal,
+        num_splits=problem.num_splits or 0,
+    )
+    t = _tile(problem, launch, gpu)
+    if t.smem_bytes > gpu.smem_bytes_per_cta_max:
+        raise UnsupportedError(
+            f"{implementation}'s {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
+            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
+        )
+    tensors = matrices(problem, t.tile_m, t.tile_n, launch.group_in_rows)
+    partials, kernels, notes = None, [], []
+    if launch.num_splits > 1:
+        rows, total = launch.seqlen_q, problem.batch * launch.heads
+        partials = Partials.of(1, total, rows, launch.num_splits, problem.head_dim, t.padded_head_dim, t.tile_m)
+    kernels.append(_main_kernel(problem, launch, t, tensors, partials, gpu))
+    if partials is not None:
+        splits = np.full(partials.stacks, launch.num_splits, np.int64)
+        combine = fa2_combine_kernel(problem.head_dim, launch.num_splits)
+        kernels.append(
+            combine_kernel("flash_fwd_splitkv_combine", combine, partials, tensors["O"], tensors["LSE"], splits)
+        )
+    else:
+        notes.append("one split: the ordinary FA2 forward kernel runs, without a combine kernel")
+    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(problem, capacity)
+    if partials is not None:
+        live += partials.o.bytes + partials.lse.bytes
+    return Program(
+        "flash_decoding",
+        implementation,
+        problem,
+        tuple(kernels),
+        {k: tensors[k] for k in "QKV"},
+        {k: tensors[k] for k in ("O", "LSE")},
+        live,
+        notes=tuple(notes),
+        substitutions=tuple(substitutions),
+        attributes={
+            "num_splits": launch.num_splits,
+            "pack_gqa": launch.group_in_rows,
+            "tile": (t.tile_m, t.tile_n),
+        },
+    )

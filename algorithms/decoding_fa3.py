@@ -1,0 +1,296 @@
+"""FlashDecoding as FlashAttention-3 runs it on Hopper: ``flash_attn_with_kvcache``.
+
+Without ``cache_seqlens`` (``kv_capacity`` and ``seqlens_k`` not given) the splits are the launcher's and each work tile
+is a CTA. With it a prepare kernel first gives every sequence its own number of splits (the launcher's is an upper
+bound), a persistent kernel hands the tiles out, and sequences left with one split write O at once.
+Splitting implies PackGQA: the query heads of a KV head are rows of one tile, so K and V are read once a KV head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from algorithms import fa3
+from algorithms.combine import Partials, combine_kernel, helper_kernel
+from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
+from algorithms.decoding_common import (
+    LoopTable,
+    by_sequence,
+    cache_bytes,
+    check_capacity,
+    keep_fp32,
+    metadata,
+    rewrite_roles,
+    sequence_lengths,
+    skip_empty_q,
+    stores_nothing,
+)
+from algorithms.heuristics import (
+    fa3_dynamic_splits,
+    fa3_key_loop,
+    fa3_num_splits,
+    fa3_pack_gqa,
+    fa3_varlen_section_heads,
+)
+from algorithms.kernel_tables import Fa3Tile, fa3_combine_kernel, fa3_forward_tile
+from simulator.errors import UnsupportedError
+from simulator.problem import DTYPE_BYTES, AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Exchange, Kernel, Program, Store, Tensor, Trip, tile, var
+
+#: Sequences that one CTA of the prepare kernel serves (31 a warp, 32 warps).
+_PREPARE_SEQUENCES_PER_CTA = 992
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What the launcher decides: splits (an upper bound when ``varlen``), packing, tile, and each sequence's splits."""
+
+    varlen: bool
+    causal: bool
+    static_splits: int
+    splits: tuple[int, ...]
+    packed: bool
+    heads: int
+    group: int
+    row_blocks: int
+    lengths: tuple[int, ...]
+    t: Fa3Tile
+
+
+def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> _Launch:
+    p, capacity = problem, check_capacity(problem)
+    varlen = p.kv_capacity is not None or p.seqlens_k is not None
+    causal = p.causal and p.seqlen_q > 1
+    lengths = sequence_lengths(p)
+
+    def tile_for(**changes) -> Fa3Tile:
+        return fa3_forward_tile(p.head_dim, p.head_dim_v, p.dtype, causal=causal, varlen=varlen, **changes)
+
+    t = tile_for()
+    packed_blocks = ceil_div(p.seqlen_q * p.group, t.tile_m)
+    static = p.num_splits or fa3_num_splits(
+        total_row_blocks=(1 if varlen else p.batch) * p.kv_heads * packed_blocks,
+        num_sms=gpu.num_sms,
+        key_blocks=ceil_div(capacity, t.tile_n),
+        row_blocks=packed_blocks,
+        kv_head_bytes=capacity * (p.head_dim + p.head_dim_v) * p.element_bytes,
+        causal_or_local=causal,
+    )
+    if static > 256:
+        raise UnsupportedError(f"num_splits {static}: flash_attn_3_kvcache takes at most 256")
+    packed = static > 1 or (p.group > 1 and fa3_pack_gqa(seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m))
+    group, heads = (p.group, p.kv_heads) if packed else (1, p.heads)
+    t = fa3.fit_tile(tile_for(split=static > 1, pack_gqa=packed), p, gpu, substitutions)
+    row_blocks = ceil_div(p.seqlen_q * group, t.tile_m)
+    splits = [static] * p.batch
+    if varlen:
+        blocks = [(row_blocks, ceil_div(length, t.tile_n)) for length in lengths]
+        splits = fa3_dynamic_splits(row_blocks_and_key_blocks=blocks, heads=heads, num_sms=gpu.num_sms, static=static)
+    return _Launch(varlen, causal, static, tuple(splits), packed, heads, group, row_blocks, lengths, t)
+
+
+def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarray, ...]:
+    """(row block, split, head, batch) of the work tiles in the order of the varlen scheduler.
+
+    Sequences with the longest share of keys come first; inside one, row blocks vary fastest (from the last when
+    causal), then splits, then heads; an unsplit causal one walks sections of heads that share L2.
+    """
+    p, t, blocks, heads = problem, launch.t, launch.row_blocks, launch.heads
+    keys = [ceil_div(ceil_div(n, t.tile_n), s) for n, s in zip(launch.lengths, launch.splits, strict=True)]
+    weight = [k * t.tile_n - (blocks * t.tile_m if launch.causal else 0) for k in keys]
+    parts = []
+    for b in sorted(range(p.batch), key=lambda i: -weight[i]):
+        splits = launch.splits[b]
+        if launch.causal and splits == 1:
+            section = fa3_varlen_section_heads(
+                key_blocks=keys[b],
+                tile_n=t.tile_n,
+                head_dim=p.head_dim,
+                head_dim_v=p.head_dim_v,
+                element_bytes=p.element_bytes,
+                group=p.group,
+                pack_gqa=launch.packed,
+                heads=heads,
+            )
+            for start in range(0, heads, section):
+                head, block = grid_indices(min(section, heads - start), blocks)
+                parts.append((blocks - 1 - block, np.zeros_like(block), start + head, np.full_like(block, b)))
+        else:
+            block, split, head = grid_indices(blocks, splits, heads)
+            block = blocks - 1 - block if launch.causal else block
+            parts.append((block, split, head, np.full_like(block, b)))
+    return tuple(np.concatenate(axis) for axis in zip(*parts, strict=True))
+
+
+def _order(problem: AttentionProblem, launch: _Launch) -> tuple[tuple[np.ndarray, ...], str]:
+    """Work tiles (row block, split, head, batch) in launch order, and the engine's name of the schedule."""
+    if launch.varlen:
+        return _varlen_order(problem, launch), "dynamic"
+    if launch.static_splits > 1:
+        block, split, head, batch = grid_indices(launch.row_blocks, launch.static_splits, launch.heads, problem.batch)
+        return (block, split, head, batch), "grid"
+    coords, schedule = fa3.tile_coordinates(problem, launch.t, launch.packed)
+    block = coords["row0"] // launch.t.tile_m
+    return (block, np.zeros_like(block), coords["q_head"] % launch.heads, coords["q_head"] // launch.heads), schedule
+
+
+def _main_kernel(
+    problem: AttentionProblem,
+    launch: _Launch,
+    table: LoopTable,
+    tensors: dict[str, Tensor],
+    partials: Partials | None,
+    gpu: Profile,
+) -> Kernel:
+    t = launch.t
+    (block, split, head, batch), schedule = _order(problem, launch)
+    length = np.array(launch.lengths, np.int64)[batch]
+    is_split = np.array(launch.splits, np.int64)[batch] > 1
+    live = table.live(length, block, split)
+    matrix = batch * launch.heads + head
+    coords = {
+        "q_head": matrix,
+        "q_load_head": np.where(live, matrix, -1),
+        "kv_head": batch * problem.kv_heads + (head if launch.packed else head // problem.group),
+        "row0": block * t.tile_m,
+        "seqlen_k": length,
+        "o_head": np.where(is_split, -1, matrix),
+        **table.coordinates(length, block, split),
+    }
+    o_head, dv = var("o_head"), problem.head_dim_v
+    if partials is not None:
+        coords |= partials.coordinates(matrix, split, writes_o=is_split & live, writes_lse=is_split)
+        targets = partials.o_tile, partials.lse_tile
+        tensors = tensors | {"O": partials.o, "O_final": tensors["O"]}
+    else:
+        targets = (
+            lambda row, rows: tile(tensors["O"], o_head, row, rows, 0, dv),
+            lambda row, rows: tile(tensors["LSE"], o_head, row, rows),
+        )
+    some_unsplit = partials is not None and not is_split.all()
+
+    def unsplit_store(op: Store) -> Store:
+        """The same rows in O or LSE themselves, for sequences that are not split."""
+        row, rows = op.into.row - var("p_row"), op.source.shape[0]
+        target = tensors["O_final"] if op.into.tensor.name == "O_partial" else tensors["LSE"]
+        return Store(op.source, tile(target, o_head, row, rows, 0, target.cols), via="st")
+
+    def adapt(op):
+        if isinstance(op, Store) and partials is not None:
+            kept = () if stores_nothing(op) else (op,)
+            return (*kept, unsplit_store(op)) if some_unsplit else kept
+        if isinstance(op, Exchange) and op.name == "O" and launch.static_splits > 1 and not launch.varlen:
+            return ()  # the accumulators go to HBM directly
+        return (by_sequence(keep_fp32(skip_empty_q(op)), problem.seqlen_q),)
+
+    return Kernel(
+        "flash_fwd_sm90",
+        rewrite_roles(fa3.roles(problem, t, tensors, launch.group, *targets), adapt),
+        coords,
+        (Trip("n_masked"), Trip("n_full")),
+        threads=t.threads,
+        smem_bytes=t.smem_bytes,
+        registers_per_thread=168,
+        ctas_per_sm=t.ctas_per_sm,
+        schedule=schedule,
+        path=instruction_path("wgmma", gpu),
+        compute_dtype=problem.dtype,
+        semaphores=(("turn0", 1),),
+    )
+
+
+def _before(problem: AttentionProblem, launch: _Launch) -> list[Kernel]:
+    """The kernel that readies the scheduler: prepare (varying lengths) or fill (a dynamic one without)."""
+    if launch.varlen:
+        vectors = 4 if launch.causal else 3
+        lengths = metadata("cache_seqlens", problem.batch, "input")
+        written = metadata("scheduler_metadata", ceil_div(problem.batch, 4) * 4 * vectors + 1, "scratch")
+        ctas = ceil_div(problem.batch, _PREPARE_SEQUENCES_PER_CTA)
+        threads = 32 * min(32, ceil_div(problem.batch, 31))
+        return [helper_kernel("prepare_varlen_num_blocks", lengths, written, ctas, threads, problem.dtype)]
+    if launch.causal and launch.static_splits == 1:
+        return [helper_kernel("fill", None, metadata("scheduler_metadata", 1, "scratch"), 1, 128, problem.dtype)]
+    return []
+
+
+def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
+    """FA3's decode program for a checked ``problem`` on ``gpu``."""
+    if max(problem.head_dim, problem.head_dim_v) > 256:
+        raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
+    launch = _launch(problem, gpu, substitutions)
+    p, t = problem.with_(causal=launch.causal), launch.t
+    tensors = matrices(p, t.tile_m, t.tile_n, launch.packed)
+    rows = p.seqlen_q * launch.group
+    table = LoopTable.of(
+        launch.lengths,
+        launch.row_blocks,
+        dict(zip(launch.lengths, launch.splits, strict=True)).__getitem__,
+        t.tile_n,
+        p.seqlen_k,
+        lambda length, block, split, splits: fa3_key_loop(
+            row_block=block,
+            tile_m=t.tile_m,
+            tile_n=t.tile_n,
+            seqlen_q=p.seqlen_q,
+            seqlen_k=length,
+            causal=p.causal,
+            group=launch.group,
+            num_splits=splits,
+            split=split,
+        ),
+    )
+    partials, notes = None, []
+    if max(launch.splits) > 1:
+        partials = Partials.of(p.batch, p.kv_heads, rows, max(launch.splits), p.head_dim_v, p.head_dim_v, t.tile_m)
+    kernels = [*_before(p, launch), _main_kernel(p, launch, table, tensors, partials, gpu)]
+    if partials is not None:
+        per_sequence = partials.stacks // p.batch
+
+        def splits_to_read(stack: int, row: int) -> int:
+            block = row // t.tile_m if partials.matrices == 1 else 0
+            return table.live_splits(launch.lengths[stack // per_sequence], block)
+
+        kernels.append(
+            combine_kernel(
+                "flash_fwd_combine",
+                fa3_combine_kernel(p.head_dim_v, max(2, launch.static_splits)),
+                partials,
+                tensors["O"],
+                tensors["LSE"],
+                np.repeat(np.array(launch.splits, np.int64), per_sequence),
+                splits_to_read,
+            )
+        )
+    elif launch.static_splits > 1:
+        # every sequence is left with one split: the combine kernel's CTAs read that and leave
+        blocks = ceil_div(p.seqlen_q * p.heads, fa3_combine_kernel(p.head_dim_v, 2).rows_per_cta) * p.batch
+        notes.append("the prepare kernel leaves every sequence one split; the combine kernel returns at once")
+        written = metadata("scheduler_metadata", blocks, "scratch")
+        kernels.append(helper_kernel("flash_fwd_combine", written, None, blocks, 256, p.dtype))
+    else:
+        notes.append("one split: the main kernel writes O itself, without a combine kernel")
+    if launch.varlen:
+        notes.append("prepare, main and combine kernels overlap their launches (programmatic dependent launch)")
+    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(p, check_capacity(problem))
+    if launch.static_splits > 1:
+        live += launch.static_splits * p.batch * p.heads * p.seqlen_q * (p.head_dim_v + 1) * DTYPE_BYTES["fp32"]
+    return Program(
+        "flash_decoding",
+        implementation,
+        problem,
+        tuple(kernels),
+        {k: tensors[k] for k in "QKV"},
+        {k: tensors[k] for k in ("O", "LSE")},
+        live,
+        notes=tuple(notes),
+        substitutions=tuple(substitutions),
+        attributes={
+            "num_splits": launch.static_splits,
+            "splits_per_sequence": launch.splits,
+            "pack_gqa": launch.packed and launch.group > 1,
+            "tile": (t.tile_m, t.tile_n),
+        },
+    )
