@@ -258,6 +258,10 @@ def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tup
         ),
     )
     by_block["last_row"] = by_block["full_row"] - (by_block["n_full"] - 1) * t.tile_n
+    # rows that see no key: the loader's unconditional first K and V blocks lie behind the last key
+    empty = by_block["n_masked"] == 0
+    for name in ("masked_row", "full_row", "last_row"):
+        by_block[name] = np.where(empty, ceil_div(problem.seqlen_k, t.tile_n) * t.tile_n, by_block[name])
     batch, head = flat // heads, flat % heads
     coords = {
         "q_head": flat,
