@@ -23,9 +23,11 @@ def algorithm_module(name: str):
     return import_module(MODULES[name])
 
 
-def default_implementation(algorithm: str, gpu) -> str:
-    """The implementation that ``algorithm`` means on ``gpu`` when none is named."""
+def default_implementation(algorithm: str, gpu, problem=None) -> str:
+    """The implementation that ``algorithm`` means on ``gpu`` when none is named (for ``problem``'s pass, if given)."""
     module = algorithm_module(algorithm)
+    if problem is not None and problem.pass_ != "fwd" and hasattr(module, "BACKWARD_DEFAULT"):
+        return module.BACKWARD_DEFAULT
     choose = getattr(module, "default_for", None)
     return choose(gpu) if choose is not None else module.DEFAULT
 
@@ -33,9 +35,7 @@ def default_implementation(algorithm: str, gpu) -> str:
 def build_program(algorithm: str, problem, gpu, implementation: str | None = None, hypothetical: bool = False):
     """The tile program of ``problem`` on ``gpu``; ``implementation`` ``None`` takes the algorithm's default there."""
     module = algorithm_module(algorithm)
-    chosen = implementation or default_implementation(algorithm, gpu)
+    chosen = implementation or default_implementation(algorithm, gpu, problem)
     if chosen not in module.IMPLEMENTATIONS:
-        raise InputError(
-            f"implementation: {chosen!r} is not one of {algorithm}'s: {', '.join(module.IMPLEMENTATIONS)}"
-        )
+        raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s: {', '.join(module.IMPLEMENTATIONS)}")
     return module.build(problem, chosen, gpu, hypothetical)

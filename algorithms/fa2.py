@@ -20,8 +20,10 @@ from algorithms.common import (
     matrices,
     row_vectors,
 )
+from algorithms.fa2_backward import build_backward
 from algorithms.heuristics import fa2_key_loop
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
+from algorithms.passes import forward_backward
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -54,6 +56,8 @@ IMPLEMENTATIONS = {
         "fa2",
         frozenset({"mma_sync", "cp_async"}),
         "pytorch aten/src/ATen/native/transformers/cuda/flash_attn; flash-attention csrc/flash_attn",
+        features=frozenset({"deterministic"}),
+        passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }
 DEFAULT = "torch_flash"
@@ -164,9 +168,17 @@ def roles(
 
 
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The FA2 forward program for ``problem`` on ``gpu``."""
+    """The FA2 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
+    if problem.pass_ == "bwd":
+        return build_backward(problem, impl, gpu, hypothetical)
+    if problem.pass_ == "fwd_bwd":
+        return forward_backward(
+            problem,
+            lambda p: build(p, implementation, gpu, hypothetical),
+            lambda p: build_backward(p, impl, gpu, hypothetical),
+        )
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if problem.head_dim > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")

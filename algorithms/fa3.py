@@ -26,8 +26,10 @@ from algorithms.common import (
     row_vectors,
 )
 from algorithms.fa2 import epilogue
+from algorithms.fa3_backward import build_backward
 from algorithms.heuristics import fa3_key_loop, fa3_pack_gqa, fa3_schedule, fa3_section_heads
 from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
+from algorithms.passes import forward_backward
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -61,8 +63,19 @@ IMPLEMENTATIONS = {
     "flash_attn_3": Implementation(
         "flash_attn_3", "fa3", frozenset({"wgmma", "tma"}), "flash-attention hopper/ (0251105a)"
     ),
+    # its forward pass in fwd_bwd is flash_attn_3's schedule
+    "flash_attn_4_sm90": Implementation(
+        "flash_attn_4_sm90",
+        "fa3",
+        frozenset({"wgmma", "tma"}),
+        "flash-attention flash_attn/cute (0251105a): flash_bwd_sm90.py, interface.py",
+        features=frozenset({"deterministic"}),
+        passes=("bwd", "fwd_bwd"),
+    ),
 }
 DEFAULT = "flash_attn_3"
+#: flash_attn_3 has no backward in the wheels that exist for it.
+BACKWARD_DEFAULT = "flash_attn_4_sm90"
 WARPGROUP_ROWS = 64
 
 
@@ -291,9 +304,26 @@ def fit_tile(t: Fa3Tile, problem: AttentionProblem, gpu: Profile, substitutions:
 
 
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The FA3 forward program for ``problem`` on ``gpu``."""
+    """The FA3 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
+    if problem.pass_ == "bwd":
+        return build_backward(problem, impl, gpu, hypothetical)
+    if problem.pass_ == "fwd_bwd":
+        return forward_backward(
+            problem,
+            lambda p: build_forward(p, IMPLEMENTATIONS["flash_attn_3"], gpu, hypothetical, may_pack=False),
+            lambda p: build_backward(p, impl, gpu, hypothetical),
+        )
+    return build_forward(problem, impl, gpu, hypothetical)
+
+
+def build_forward(
+    problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool, may_pack: bool = True
+) -> Program:
+    """The FA3 forward program. ``may_pack``: query heads of a KV head may be packed into rows (else O is laid out as
+    the backward pass reads it)."""
+    implementation = impl.name
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
@@ -305,7 +335,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
         )
 
     t = tile_for(False)
-    packed = problem.group > 1 and fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=t.tile_m)
+    fills = fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=t.tile_m)
+    packed = may_pack and problem.group > 1 and fills
     t = fit_tile(tile_for(packed), problem, gpu, substitutions)
     problem_run = problem if causal == problem.causal else problem.with_(causal=causal)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)

@@ -44,6 +44,46 @@ def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.nda
     return {"O": o, "LSE": lse[..., 0]}
 
 
+def attention_gradients(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray
+) -> dict[str, np.ndarray]:
+    """dQ, dK and dV in float64 for the output gradient ``do`` (layout of :func:`attention`'s O).
+
+    With P = softmax(scale * Q K^T): dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = scale * dS K and
+    dK = scale * dS^T Q; dK and dV are summed over the query heads of a KV head.
+    """
+    forward = attention(problem, q, k, v)
+    q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
+    k, v = (np.repeat(x, problem.group, axis=0) for x in (k, v))
+    scale = problem.head_dim**-0.5
+    lse = forward["LSE"][..., None]
+    s = np.where(visible(problem)[None], np.einsum("hid,hjd->hij", q, k) * scale, -np.inf)
+    p = np.exp(s - np.where(np.isneginf(lse), 0.0, lse))
+    dp = np.einsum("hid,hjd->hij", do, v)
+    ds = p * (dp - (do * forward["O"]).sum(axis=2, keepdims=True))
+
+    def over_group(x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1, problem.group, *x.shape[1:]).sum(axis=1)
+
+    return {
+        "dQ": scale * np.einsum("hij,hjd->hid", ds, k),
+        "dK": over_group(scale * np.einsum("hij,hid->hjd", ds, q)),
+        "dV": over_group(np.einsum("hij,hid->hjd", p, do)),
+    }
+
+
+def backward_inputs(problem: AttentionProblem, seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """:func:`random_inputs` with a normal dO, and O (rounded to its dtype) and LSE ``[heads, rows, 1]`` of them."""
+    inputs = random_inputs(problem, seed, scale)
+    forward = attention(problem, inputs["Q"], inputs["K"], inputs["V"])
+    rng = np.random.default_rng(seed + 1)
+    return inputs | {
+        "O": round_to(forward["O"], problem.dtype),
+        "LSE": forward["LSE"][..., None].astype(np.float32),
+        "dO": round_to(rng.standard_normal(forward["O"].shape).astype(np.float32), problem.dtype),
+    }
+
+
 def random_inputs(problem: AttentionProblem, seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
     """Normal Q, K, V (``scale`` on Q and K), rounded to the problem's dtype."""
     rng = np.random.default_rng(seed)

@@ -43,6 +43,10 @@ def _mask(args, p):
     return s
 
 
+def _transposed_mask(args, p):
+    return _mask((args[0].T,), p).T
+
+
 def _finite(m):
     return np.where(np.isneginf(m), np.float32(0), m)
 
@@ -69,6 +73,10 @@ def _exp(args, p):
     s, m = args
     scale = np.float32(p.get("scale", 1.0))
     return np.exp(scale * s - scale * _finite(m)).astype(np.float32)
+
+
+def _exp2_lse(s, lse_log2, p):
+    return np.exp2(np.float32(p["scale_log2"]) * s - _finite(lse_log2)).astype(np.float32)
 
 
 def _row_sum(args, p):
@@ -107,6 +115,18 @@ TILE_OPS: dict[str, TileOp] = {
         {"fma": 1.0, "exp": 1.0},
     ),
     "softmax_grad": TileOp(lambda a, p: a[0] * (a[1] - a[2]), {"fma": 2.0}),
+    # the same with log2(e) folded into LSE beforehand, and on tiles that are held transposed (keys x queries)
+    "exp2_lse": TileOp(lambda a, p: _exp2_lse(a[0], a[1], p), {"fma": 1.0, "exp": 1.0}),
+    "exp2_lse_transposed": TileOp(lambda a, p: _exp2_lse(a[0], a[1].T, p), {"fma": 1.0, "exp": 1.0}),
+    "softmax_grad_transposed": TileOp(lambda a, p: a[0] * (a[1] - a[2].T), {"fma": 2.0}),
+    "mask_transposed": TileOp(_transposed_mask, {"alu": 2.0}),
+    # only the end of the keys: one comparison a key, one select an element
+    "mask_end": TileOp(_mask, {"alu": 1.0}),
+    "mask_end_transposed": TileOp(_transposed_mask, {"alu": 1.0}),
+    # limits turned into predicate bits (R2P sets seven predicates at once), one select an element
+    "mask_bits": TileOp(_mask, {"alu": 1.15}),
+    # a change of index order only: the layout in memory is that of the registers
+    "relabel_transposed": TileOp(lambda a, p: a[0].T, {"alu": 0.0}),
     "row_dot": TileOp(lambda a, p: (a[0] * a[1]).sum(axis=1, keepdims=True), {"fma": 1.0}, {"alu": 4.0}),
 }
 
