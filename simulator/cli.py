@@ -135,3 +135,7 @@ def _help_without_arguments(error) -> int:
 def _fail(message: str) -> int:
     print(f"iosim: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -141,7 +141,7 @@ def warn_of_near_misses(names: list[str]) -> None:
     for name in names:
         if name in INPUT_COLUMNS:
             continue
-        close = difflib.get_close_matches(name.lower(), INPUT_COLUMNS, n=1, cutoff=0.85)
+        close = difflib.get_close_matches(name.lower(), INPUT_COLUMNS, n=1, cutoff=0.8)
         if close and close[0] not in names:
             print(
                 f"iosim: column '{name}' is not read (did you mean '{close[0]}'?); it passes through", file=sys.stderr
