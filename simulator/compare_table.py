@@ -20,7 +20,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     console.print(f"[bold]Problem[/]: {problem_text(comparison.problem)}", highlight=False)
     if comparison.decode_problem is not None:
         text = problem_text(comparison.decode_problem)
-        console.print(f"[bold]Decode *[/]: {text}; * is compared with standard on this problem", highlight=False)
+        console.print(
+            f"[bold]Decode*[/]: {text} (* runs this, and so does the standard it is compared with)", highlight=False
+        )
     for profile, entries in comparison.by_gpu():
         console.print()
         _print_gpu(console, profile, entries, comparison)
@@ -50,7 +52,7 @@ def _roofline_text(profile: Profile, problem: AttentionProblem) -> str:
 
 
 def _name(entry: Entry) -> str:
-    return entry.algorithm + (" *" if entry.decode else "")
+    return entry.algorithm + ("*" if entry.decode else "")
 
 
 def _table(headings: Iterable[str]):
@@ -65,12 +67,12 @@ def _table(headings: Iterable[str]):
 
 
 def _time_table(entries: list[Entry]):
-    heads = ("algorithm", "time", "TFLOP/s", "% of\npeak", "peak\nTFLOP/s", "limiter", "speed-\nup")
-    table = _table((*heads, "matmul\nFLOP", "exp\nops", "other\nops"))
+    heads = ("algorithm", "time", "TFLOP\n/s", "% of\npeak", "peak\nTFLOP/s", "limiter", "speed-\nup")
+    table = _table((*heads, "mat-\nmul\nFLOP", "exp\nops", "other\nops"))
     for entry in entries:
         r, row = entry.result, entry.row()
         if r is None:
-            table.add_row(_name(entry), "cannot run")
+            table.add_row(_name(entry), "—", "—", "—", "cannot run")
             continue
         percent = entry.percent_of_peak
         table.add_row(
@@ -89,7 +91,7 @@ def _time_table(entries: list[Entry]):
 
 
 def _bytes_table(entries: list[Entry]):
-    heads = ("algorithm", "HBM\nread", "HBM\nwritten", "dirty\nin L2", "L2 to\nSM", "SM to\nL2", "FLOP/\nHBM byte")
+    heads = ("algorithm", "HBM\nread", "HBM\nwritten", "dirty\nin L2", "L2 to\nSM", "SM to\nL2", "FLOP/\nHBM\nbyte")
     table = _table((*heads, "peak\nmemory", "kernels"))
     for entry in entries:
         r = entry.result

@@ -13,7 +13,8 @@ def scaled(value: float, unit: str = "") -> str:
     for prefix, factor in _PREFIXES:
         if abs(value) >= 0.9995 * factor:
             return f"{three_digits(value / factor)} {prefix}{unit}"
-    return f"{three_digits(value)} {unit}".rstrip()
+    small = f"{value:.0f}" if value == int(value) else three_digits(value)
+    return f"{small} {unit}".rstrip()
 
 
 def time_text(time_us: float) -> str:
@@ -25,10 +26,8 @@ def time_text(time_us: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three significant digits without an exponent; whole numbers below 1000 as they are."""
+    """Three significant digits without an exponent."""
     size = abs(value)
-    if size == 0 or size == int(size) < 1000:
-        return f"{value:.0f}"
     if size < 0.9995:
         return f"{value:.3g}"
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
