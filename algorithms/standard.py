@@ -1,0 +1,194 @@
+"""Standard attention, forward: S = QK^T, softmax and PV as PyTorch runs them eagerly, S and P in HBM.
+
+    S = scale * Q K^T           (batched GEMM; S rounded to the inputs' dtype)
+    S = S + mask                (only with a mask; a causal one is a [seqlen_q, seqlen_k] tensor like any other)
+    P = softmax(S)              (row-wise kernel, chosen by row length)
+    O = P V                     (batched GEMM)
+
+With fewer KV heads than query heads, K and V are first copied to every query head. Nothing is skipped: a causal mask
+makes the work larger, not smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from algorithms.common import (
+    Implementation,
+    check_capabilities,
+    check_supported,
+    fastest_path,
+)
+from algorithms.kernel_tables import gemm_kernel, mask_add_kernel, softmax_forward_kernel, strided_copy_kernel
+from algorithms.standard_gemm import Product, batched_gemm, memset
+from algorithms.standard_rows import elementwise, softmax_forward
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Kernel, Program, Tensor, as_index
+
+IMPLEMENTATIONS = {
+    "torch_eager": Implementation(
+        "torch_eager",
+        "standard",
+        frozenset({"mma_sync"}),
+        "torch.baddbmm, add, softmax, bmm (PyTorch 2.11); aten/src/ATen/native/cuda; cuBLAS of CUDA 13.0",
+        features=frozenset({"mask", "head_dim_v"}),
+        passes=("fwd", "bwd", "fwd_bwd"),
+    ),
+}
+DEFAULT = "torch_eager"
+#: Rows of an L2 block of S and P; wide ones are tracked by the engine's own rule.
+SCORE_BLOCK_ROWS = 128
+
+
+def score_tensor(problem: AttentionProblem, name: str) -> Tensor:
+    """An S-shaped matrix of every head."""
+    p = problem
+    return Tensor(name, p.batch * p.heads, p.seqlen_q, p.seqlen_k, p.dtype, "scratch", SCORE_BLOCK_ROWS)
+
+
+def io_tensors(problem: AttentionProblem) -> dict[str, Tensor]:
+    """Q, K, V, O; a block is 64 rows, the finest that GEMM tiles step by."""
+    p = problem
+    q_heads, kv_heads = p.batch * p.heads, p.batch * p.kv_heads
+    return {
+        "Q": Tensor("Q", q_heads, p.seqlen_q, p.head_dim, p.dtype, "input", 64),
+        "K": Tensor("K", kv_heads, p.seqlen_k, p.head_dim, p.dtype, "input", 64),
+        "V": Tensor("V", kv_heads, p.seqlen_k, p.head_dim_v, p.dtype, "input", 64),
+        "O": Tensor("O", q_heads, p.seqlen_q, p.head_dim_v, p.dtype, "output", 64),
+    }
+
+
+def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, list[Kernel]]:
+    """A copy of ``source`` (K or V) for every query head, and the kernels that make it; itself if heads are equal."""
+    if problem.group == 1:
+        return source, []
+    p = problem
+    copy = Tensor(f"{source.name}_expanded", p.batch * p.heads, source.rows, source.cols, p.dtype, "scratch", 64)
+    k = strided_copy_kernel(copy.heads * copy.rows * copy.cols, p.dtype)
+    kernels = elementwise(f"expand_{source.name}", "strided_copy", ((source, "kv_head"),), copy, k)
+    return copy, [_with_kv_head(kernel, problem) for kernel in kernels]
+
+
+def _with_kv_head(kernel: Kernel, problem: AttentionProblem) -> Kernel:
+    heads = kernel.coords["q_head"]
+    batch, head = heads // problem.heads, heads % problem.heads
+    kv_head = batch * problem.kv_heads + head // problem.group
+    return replace(kernel, coords={**kernel.coords, "kv_head": np.asarray(kv_head, np.int64)})
+
+
+def gemm(name: str, role: str, product: Product, problem: AttentionProblem, gpu: Profile) -> list[Kernel]:
+    """The kernels of one batched product on ``gpu``'s fastest tensor path (or the legacy one if rows are unaligned)."""
+    path = fastest_path(gpu)
+    g = gemm_kernel(
+        role,
+        head_dim=max(problem.head_dim, problem.head_dim_v),
+        queries=problem.seqlen_q,
+        keys=problem.seqlen_k,
+        instruction_path=path.replace("mma_sync", "mma.sync"),
+    )
+    if g.smem_bytes > gpu.smem_bytes_per_cta_max:
+        g = _fewer_stages(g, gpu)
+    kernels = list(batched_gemm(name, product, g, g.instruction_path.replace(".", "_")))
+    if g.helper_memset and kernels[0].ctas > gpu.num_sms * g.ctas_per_sm:
+        kernels.insert(0, memset(f"{name}_counter"))
+    return kernels
+
+
+def _fewer_stages(g, gpu: Profile):
+    """``g`` with as many stages as ``gpu``'s SMEM holds (imagined GPUs only: every real one holds all)."""
+    per_stage = 2 * g.tile_k * (g.tile_rows + g.tile_columns)
+    stages = min(g.stages, gpu.smem_bytes_per_cta_max // per_stage)
+    if stages < 1:
+        raise UnsupportedError(f"{g.name}: one stage needs {per_stage} bytes of SMEM a CTA")
+    return replace(g, stages=stages, smem_bytes=stages * per_stage)
+
+
+def masked_share(problem: AttentionProblem) -> float:
+    """Share of S that a causal mask hides."""
+    if not problem.causal:
+        return 0.0
+    return 1.0 - problem.unmasked_pairs_per_head() / (problem.seqlen_q * problem.seqlen_k)
+
+
+def add_mask(s: Tensor, mask: Tensor, out: Tensor, problem: AttentionProblem) -> list[Kernel]:
+    """S + mask. A causal mask is read like any tensor; its content follows from the position."""
+    p = problem
+    k = mask_add_kernel(s.heads, s.rows, s.cols, p.dtype)
+    additive = p.mask is not None
+
+    def params(row, col) -> tuple:
+        return (
+            ("additive", int(additive)),
+            ("row", as_index(row)),
+            ("col", as_index(col)),
+            ("seqlen_k", p.seqlen_k),
+            ("shift", p.seqlen_k - p.seqlen_q),
+            ("left", -1),
+            ("right", 0 if p.causal else -1),
+        )
+
+    op = "mask_add_vectorised" if k.vectorised else "mask_add"
+    return elementwise("mask_add", op, ((s, "q_head"), (mask, "")), out, k, params=params)
+
+
+def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]) -> tuple[list[Kernel], int, dict]:
+    """The forward pass's kernels, the peak of device memory it holds, and P, K, V as used."""
+    p = problem
+    k, expand_k = expand_heads(t["K"], p)
+    v, expand_v = expand_heads(t["V"], p)
+    s, weights = score_tensor(p, "S"), score_tensor(p, "P")
+    kernels = [*expand_k, *expand_v]
+    product = Product(t["Q"], k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
+    kernels += gemm("qk_gemm", "scores", product, p, gpu)
+    live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (k, v) if p.group > 1)
+    if p.causal or p.mask is not None:
+        masked = score_tensor(p, "S_masked")
+        mask = t.get("mask") or Tensor("mask", 1, p.seqlen_q, p.seqlen_k, p.dtype, "input", SCORE_BLOCK_ROWS)
+        kernels += add_mask(s, mask, masked, p)
+        live += mask.bytes if "mask" not in t else 0
+        s = masked
+    softmax = softmax_forward_kernel(p.seqlen_k, p.dtype)
+    kernels.append(softmax_forward(s, weights, softmax, gpu, masked_share(p)))
+    kernels += gemm("pv_gemm", "output", Product(weights, v, t["O"], p.seqlen_k), p, gpu)
+    # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P
+    live += s.bytes + weights.bytes
+    return kernels, live, {"P": weights, "K": k, "V": v}
+
+
+def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
+    """The program of unfused attention for ``problem`` on ``gpu``."""
+    impl = IMPLEMENTATIONS[implementation]
+    check_supported(problem, impl)
+    substitutions = check_capabilities(impl, gpu, hypothetical)
+    if problem.mask not in (None, "additive"):
+        raise UnsupportedError(f"mask {problem.mask!r}: torch_eager models an additive [seqlen_q, seqlen_k] mask")
+    if problem.pass_ != "fwd":
+        from algorithms.standard_backward import build_backward
+
+        return build_backward(problem, implementation, gpu, substitutions)
+    t = io_tensors(problem)
+    if problem.mask is not None:
+        t["mask"] = Tensor("mask", 1, problem.seqlen_q, problem.seqlen_k, problem.dtype, "input", SCORE_BLOCK_ROWS)
+    kernels, live, _ = forward_kernels(problem, gpu, t)
+    return Program(
+        "standard",
+        implementation,
+        problem,
+        tuple(kernels),
+        {name: tensor for name, tensor in t.items() if name != "O"},
+        {"O": t["O"]},
+        live,
+        notes=NOTES,
+        substitutions=tuple(substitutions),
+        attributes={"kernels": tuple(kernel.name for kernel in kernels)},
+    )
+
+
+NOTES = (
+    "multicast between the CTAs of a GEMM's cluster is not modelled: each reads its own tiles from L2",
+    "a row that sees no key gives 0 (PyTorch gives NaN)",
+)

@@ -1,0 +1,183 @@
+"""Batched matrix products as cuBLAS runs them: a grid of C tiles, a ring of k-slices, an epilogue through SMEM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from algorithms.common import ceil_div, fill, grid_indices
+from algorithms.kernel_tables import GemmKernel
+from simulator.program import (
+    Acquire,
+    Await,
+    Barrier,
+    Buffer,
+    Compute,
+    Consume,
+    Exchange,
+    Kernel,
+    Load,
+    Loop,
+    Matmul,
+    Pipe,
+    Release,
+    Role,
+    Store,
+    Tensor,
+    Trip,
+    View,
+    tile,
+    var,
+)
+
+#: C tiles beyond which a CTA takes a whole column of them in turn, so that the grid stays a list one can hold.
+MOST_TILES = 262_144
+
+
+@dataclass(frozen=True)
+class Product:
+    """``C = scale * A @ B`` for every head. A transposed operand is stored with its k dimension along the rows
+    (A) or along the columns (B)."""
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+    inner: int
+    transpose_a: bool = False
+    transpose_b: bool = False
+    scale: float = 1.0
+
+
+def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row, col) -> tuple:
+    head, k = var("q_head"), var("k") * g.tile_k
+    via = "cp_async" if g.consumer_warpgroups == 0 else "tma"
+    a_tile = (
+        tile(p.a, head, k, g.tile_k, row, g.tile_rows)
+        if p.transpose_a
+        else tile(p.a, head, row, g.tile_rows, k, g.tile_k)
+    )
+    b_tile = (
+        tile(p.b, head, col, g.tile_columns, k, g.tile_k)
+        if p.transpose_b
+        else tile(p.b, head, k, g.tile_k, col, g.tile_columns)
+    )
+    return (
+        Loop(
+            "k",
+            var("n_k"),
+            [Acquire(a_pipe), Load(a_tile, a_pipe, via=via), Acquire(b_pipe), Load(b_tile, b_pipe, via=via)],
+        ),
+    )
+
+
+def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a_pipe: Pipe, b_pipe: Pipe, row, col):
+    """One warpgroup (or four warps): its rows, or columns, of the C tile."""
+    rows = g.tile_rows // sets if by_rows else g.tile_rows
+    cols = g.tile_columns if by_rows else g.tile_columns // sets
+    row_off, col_off = (index * rows, 0) if by_rows else (0, index * cols)
+    acc, out = Buffer("C", rows, cols), Buffer("C_out", rows, cols, p.c.dtype)
+    a = View(a_pipe, 0, None, row_off, rows) if p.transpose_a else View(a_pipe, row_off, rows)
+    b = View(b_pipe, col_off, cols) if p.transpose_b else View(b_pipe, 0, None, col_off, cols)
+    asynchronous = g.consumer_warpgroups > 0
+    # four warps as a 2x2 or 1x4 grid of warp tiles: they share the operand along the longer side
+    split = "rows" if rows >= 2 * cols else "cols"
+    product = Matmul(
+        acc, a, b, p.transpose_b, p.transpose_a, accumulate=True, token="C" if asynchronous else None, split=split
+    )
+    scale = [Compute("scale", acc, (acc,), rows, cols, (("factor", float(p.scale)),))] if p.scale != 1.0 else []
+    size = rows * cols * 2
+    return (
+        fill(acc, 0.0),
+        Loop(
+            "k",
+            var("n_k"),
+            [
+                Consume(a_pipe),
+                Consume(b_pipe),
+                *([] if asynchronous else [Barrier("slice", sets)]),
+                product,
+                *([Await("C")] if asynchronous else []),
+                Release(a_pipe),
+                Release(b_pipe),
+            ],
+        ),
+        *scale,
+        Compute("convert", out, (acc,), rows, cols),
+        Exchange("C", size, size),
+        Barrier(f"epilogue{index}"),
+        Store(View(out), tile(p.c, var("q_head"), row + row_off, rows, col + col_off, cols)),
+    )
+
+
+def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
+    """The kernel that computes ``p`` (after a memset of its tile counter, where cuBLAS launches one).
+
+    CTA order: rows of C fastest, then columns, batch and head slowest (cuBLAS numbers C tiles along its columns,
+    which are our rows). Beyond :data:`MOST_TILES` tiles a CTA takes a column of tiles, row after row.
+    """
+    heads, rows, cols = p.c.heads, p.c.rows, p.c.cols
+    row_tiles, col_tiles = ceil_div(rows, g.tile_rows), ceil_div(cols, g.tile_columns)
+    sets = g.consumer_warpgroups or max(1, g.threads // 128)
+    by_rows = g.tile_rows // sets >= 16
+    a_shape = (g.tile_k, g.tile_rows) if p.transpose_a else (g.tile_rows, g.tile_k)
+    b_shape = (g.tile_columns, g.tile_k) if p.transpose_b else (g.tile_k, g.tile_columns)
+    a_pipe, b_pipe = (
+        Pipe(which, *shape, tensor.dtype, g.stages, sets)
+        for which, shape, tensor in (("a", a_shape, p.a), ("b", b_shape, p.b))
+    )
+    whole_columns = heads * row_tiles * col_tiles > MOST_TILES
+    row = var("row0") + (var("t") * g.tile_rows if whole_columns else 0)
+    col = var("col0")
+    loader = _loader(p, g, a_pipe, b_pipe, row, col)
+    consumers = [_consumer(p, g, i, sets, by_rows, a_pipe, b_pipe, row, col) for i in range(sets)]
+    n_k = ceil_div(p.inner, g.tile_k)
+    if whole_columns:
+        loader = (Loop("t", var("n_tiles"), loader),)
+        consumers = [(Loop("t", var("n_tiles"), ops),) for ops in consumers]
+        column, head = grid_indices(col_tiles, heads)
+        block = np.zeros_like(column)
+        trips = (Trip("n_tiles"), Trip("n_k", outer="n_tiles"))
+    else:
+        block, column, head = grid_indices(row_tiles, col_tiles, heads)
+        trips = (Trip("n_k"),)
+    coords = {
+        "q_head": head,
+        "row0": block * g.tile_rows,
+        "col0": column * g.tile_columns,
+        "n_k": np.full(len(head), n_k, np.int64),
+    }
+    if whole_columns:
+        coords["n_tiles"] = np.full(len(head), row_tiles, np.int64)
+    main = Kernel(
+        name,
+        (
+            Role("loader", loader, warps=0),
+            *(Role(f"warps{i}", ops, warps=4) for i, ops in enumerate(consumers)),
+        ),
+        coords,
+        trips,
+        threads=g.threads,
+        smem_bytes=g.smem_bytes,
+        registers_per_thread=g.registers_per_thread,
+        ctas_per_sm=g.ctas_per_sm,
+        schedule="dynamic" if g.persistent else "grid",
+        path=path,
+        compute_dtype=p.a.dtype,
+        coord_order="rows of C, columns of C, head, batch",
+    )
+    return (main,)
+
+
+def memset(name: str) -> Kernel:
+    """A 4-byte memset: cuBLAS's persistent kernels take tiles from a counter that it clears."""
+    counter = Tensor(name, 1, 1, 1, "int32", "scratch", 1)
+    zero = Buffer("zero", 1, 1, "int32")
+    return Kernel(
+        f"memset_{name}",
+        (Role("warps0", [fill(zero, 0.0), Store(View(zero), tile(counter, 0, 0, 1))], warps=1),),
+        {"q_head": np.zeros(1, np.int64)},
+        (),
+        threads=32,
+        registers_per_thread=16,
+    )
