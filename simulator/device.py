@@ -193,8 +193,14 @@ def run_kernel(
     *,
     log: bool = False,
     budget: int = EVENT_BUDGET,
+    flow: np.ndarray | None = None,
+    flow_ticks: int = 1,
 ) -> KernelRun:
-    """Replay ``kernel`` on ``profile`` at ``clock_hz`` with the cache state ``l2`` (which it changes)."""
+    """Replay ``kernel`` on ``profile`` at ``clock_hz`` with the cache state ``l2`` (which it changes).
+
+    ``log`` replays every CTA and returns when each ran; ``flow`` ``[bins, 3]`` then gets the bytes moved between SMs
+    and L2, read from HBM and written to HBM in each bin of ``flow_ticks``.
+    """
     spec = SmSpec.of(profile, physics, kernel.path, kernel.compute_dtype)
     residents = occupancy(kernel, profile)
     most = min(residents, -(-kernel.ctas // profile.num_sms))
@@ -253,6 +259,8 @@ def run_kernel(
         TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
         snapshots,
         log_rows,
+        np.zeros((0, 3), np.int64) if flow is None else flow,
+        flow_ticks,
     )
     end = max(float(end), hbm_free)
     traffic = l2.snapshot() - before

@@ -222,6 +222,8 @@ def replay(
     port_ticks_per_byte,
     snapshots,  # cta indices whose dispatch is recorded
     cta_log,  # [cta or 0, 3] slot, start, end
+    flow,  # [bin or 0, 3] bytes over time: moved between SMs and L2, read from HBM, written to HBM
+    flow_ticks,  # ticks of one bin
 ):
     n_seg = seg_count.shape[0]
     n_acc = acc_int.shape[0]
@@ -346,6 +348,11 @@ def replay(
             done = max(done, hbm_free)
             share = 1.0 if chunk == 1 else min(1.0, missed * 1.0 / got)
             latency = l2_latency + share * (hbm_latency - l2_latency)
+        if flow.shape[0] > 0:
+            b = min(np.int64(done) // flow_ticks, flow.shape[0] - 1)
+            flow[b, 0] += got
+            flow[b, 1] += missed
+            flow[b, 2] += back
         queue = max(0.0, (done - t) / chunk - got * port_ticks_per_byte / chunk)
         x = latency + queue
 
