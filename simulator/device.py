@@ -16,13 +16,16 @@ from simulator.memory import WIDE_COLS, L2
 from simulator.physics import Physics
 from simulator.profile import Profile
 from simulator.program import Kernel
-from simulator.sm import TICKS_PER_CYCLE, SmTiming, timing_of
+from simulator.sm import TICKS_PER_CYCLE
 from simulator.sm_costs import CAUSES, SmSpec
+from simulator.sm_timing import SmTiming, timing_of
 
 #: Latencies (cycles beyond the port's transfer) at which the SM reading is taken.
 LATENCY_GRID_CYCLES = (200.0, 700.0, 1500.0, 4000.0, 20000.0)
 #: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
 EVENT_BUDGET = 250_000
+#: How much more may be spent where the L2 is crowded and misses depend on the CTAs' relative positions.
+CROWDED_BUDGET_FACTOR = 8
 
 
 @dataclass(frozen=True)
@@ -146,16 +149,25 @@ class _Prepared:
 
 
 def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: float):
-    """Timing tables in ticks: overhead, first extra, period by segment (last row: the outer loop's own cost)."""
+    """Timing tables in ticks: class of each CTA, overhead by class (length of its main loop, the last class for all
+    longer ones), first extra, period by segment (last row: the outer loop's own cost)."""
     trips = prepared.kernel.trips
     k = len(timings[0].latencies_cycles)
     scale = TICKS_PER_CYCLE * prepared.bundle
     n_seg = len(prepared.segments)
-    overhead, first = np.zeros((2, k)), np.zeros((2, k))
+    classes = max(len(t.short_overhead_cycles) for t in timings) + 1
+    main = timings[0].main
+    cta_class = np.zeros(prepared.n, np.int64)
+    if main is not None:
+        cta_class[:] = np.minimum(prepared.coords[trips[main].coord], classes - 1)
+    overhead, first = np.zeros((2, classes, k)), np.zeros((2, k))
     period = np.zeros((2, n_seg + 1, k))
     for r in range(2):
         t = timings[min(r, len(timings) - 1)]
-        overhead[r] = np.array(t.overhead_cycles) * scale + gap_cycles * TICKS_PER_CYCLE * (prepared.bundle - 1)
+        overhead[r] = np.array(t.overhead_cycles) * scale
+        if t.short_overhead_cycles:
+            overhead[r, : len(t.short_overhead_cycles)] = np.array(t.short_overhead_cycles) * scale
+        overhead[r] += gap_cycles * TICKS_PER_CYCLE * (prepared.bundle - 1)
         first[r] = np.array(t.first_extra_cycles) * TICKS_PER_CYCLE
         for i, trip in enumerate(trips):
             values = np.array(t.period_cycles[i]) * scale
@@ -167,21 +179,68 @@ def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: floa
                 # iterations that the text peels off its loops run in the overhead
                 if trip.outer is None:
                     overhead[r] += prepared.lost_trips[s] * values
-    return overhead, first, period
+    return cta_class, np.maximum(overhead, 0.0), first, period
 
 
-def _repeating(prepared: _Prepared, slots: int) -> int:
-    """The shortest number of CTAs (a multiple of the longest run of one head group) after which trip counts repeat."""
+def _stream_bytes_per_head(kernel: Kernel) -> int:
+    """Bytes of one head's tensors that CTAs read inside their loops (K and V): what reuse in L2 depends on."""
+    streams = {a.tile.tensor.name: a.tile.tensor for a in kernel_accesses(kernel) if a.loops and not a.is_write}
+    return sum(t.bytes // t.heads for t in streams.values())
+
+
+def _repeating(prepared: _Prepared, slots: int, heads_share: bool) -> int:
+    """The fewest CTAs (at least two waves) after which the launch repeats itself on other heads; all, if it does not.
+
+    ``heads_share`` says that query heads of one KV head find each other's K and V in L2, so a repeat must also
+    repeat the walk over KV heads.
+    """
     n = prepared.n
-    heads = prepared.coords.get("kv_head", prepared.coords.get("q_head"))
+    heads = prepared.coords.get("kv_head" if heads_share else "q_head", prepared.coords.get("q_head"))
     if heads is None or n < 6 * slots:
         return n
     signature = np.vstack([prepared.seg_count, prepared.outer_count[None]])
-    change = np.flatnonzero(np.diff(heads)) + 1
-    for period in change[change >= 2 * slots][:64]:
-        if n % period == 0 and np.array_equal(signature[:, period:], signature[:, :-period]):
-            return int(period)
+    for parts in range(min(n // (2 * slots), 4096), 1, -1):
+        if n % parts:
+            continue
+        period = n // parts
+        shift = heads[period:] - heads[:-period]
+        if (
+            shift[0] != 0
+            and (shift == shift[0]).all()
+            and np.array_equal(signature[:, period:], signature[:, :-period])
+        ):
+            return period
     return n
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How finely to replay: CTAs replayed, CTAs of one repeat (0: all are replayed), iterations an event."""
+
+    simulate: int
+    repeat: int
+    chunk: int
+
+
+def _plan(prepared: _Prepared, l2: L2, slots: int, budget: int) -> _Plan:
+    n = prepared.n
+    iterations = int((prepared.seg_count * prepared.outer_count).sum())
+    if iterations + 2 * n <= budget:
+        return _Plan(n, 0, 1)
+    per_head = _stream_bytes_per_head(prepared.kernel)
+    # where K and V of the heads in flight crowd the L2, misses depend on the CTAs' phases: replay finely
+    heads = max(1, len(np.unique(prepared.coords.get("kv_head", np.zeros(1)))))
+    in_flight = 1 + slots * heads // n
+    if per_head * in_flight > l2.capacity // 2:
+        budget *= CROWDED_BUDGET_FACTOR
+    simulate, repeat = n, 0
+    if iterations + 2 * n > budget:
+        unit = _repeating(prepared, slots, heads_share=per_head <= l2.capacity)
+        keep = max(2, budget * unit // (iterations + 2 * n), -(-4 * slots // unit))
+        if keep * unit < n:
+            simulate, repeat = keep * unit, unit
+            iterations = iterations * simulate // n
+    return _Plan(simulate, repeat, max(1, -(-iterations // max(budget // 2, budget - 2 * simulate))))
 
 
 def run_kernel(
@@ -205,40 +264,33 @@ def run_kernel(
     residents = occupancy(kernel, profile)
     most = min(residents, -(-kernel.ctas // profile.num_sms))
     counts = (1,) if residents == 1 or most == 1 else (1, residents)
-    timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r) for r in counts)
     slots = profile.num_sms * residents
+    persistent = kernel.schedule != "grid" and kernel.ctas > slots
+    timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent) for r in counts)
     prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
     gap = physics.persistent_fetch_cycles if kernel.schedule != "grid" else physics.cta_launch_cycles
-    overhead, first, period = _tables(prepared, timings, gap)
+    cta_class, overhead, first, period = _tables(prepared, timings, gap)
 
     n = prepared.n
-    iterations = int((prepared.seg_count * prepared.outer_count).sum())
-    simulate, marginal = n, 0
-    if iterations + 2 * n > budget and not log:
-        unit = _repeating(prepared, slots)
-        keep = max(2, -(-budget * unit // max(1, iterations + 2 * n)), -(-4 * slots // unit))
-        if keep * unit < n:
-            simulate, marginal = keep * unit, unit
-            iterations = iterations * simulate // n
-    chunk = 1 if log else max(1, -(-iterations // max(1, budget - 2 * simulate)))
+    plan = _plan(prepared, l2, slots, budget) if not log else _Plan(n, 0, 1)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
     hbm = profile.hbm_bandwidth_bytes_per_s * physics.hbm_read_efficiency
-    snapshots = np.array([simulate - marginal, simulate - 1] if marginal else [], np.int64)
-    if marginal:
-        snapshots = np.array([simulate - 2 * marginal, simulate - marginal], np.int64) if simulate >= 2 * marginal else snapshots
+    # one repeat is measured between two dispatches a wave before the end, clear of the start and of the drain
+    last = plan.simulate - slots
+    snapshots = np.array([last - plan.repeat, last] if plan.repeat else [], np.int64)
     before = l2.snapshot()
     log_rows = np.zeros((n if log else 0, 3), np.int64)
     latency = physics.memory_latency_factor
     end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, _, hbm_free = engine.replay(
         1 if kernel.schedule == "static" else 0,
-        simulate,
+        plan.simulate,
         slots,
         profile.num_sms,
         prepared.has_outer,
         np.ascontiguousarray(prepared.outer_count, dtype=np.int64),
         prepared.seg_count,
         np.array(prepared.seg_step, np.int64),
-        np.full(len(prepared.segments), chunk, np.int64),
+        np.full(len(prepared.segments), plan.chunk, np.int64),
         prepared.acc_int,
         prepared.acc_base,
         l2.shape,
@@ -246,6 +298,7 @@ def run_kernel(
         l2.cache,
         l2.counters,
         np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE,
+        cta_class,
         overhead,
         first,
         period,
@@ -265,8 +318,8 @@ def run_kernel(
     end = max(float(end), hbm_free)
     traffic = l2.snapshot() - before
     scale = 1.0
-    if marginal:
-        repeats = (n - simulate) // marginal
+    if plan.repeat:
+        repeats = (n - plan.simulate) // plan.repeat
         step_time = float(snap_time[1] - snap_time[0])
         step = snap_bytes[1] - snap_bytes[0]
         traffic = traffic + repeats * step

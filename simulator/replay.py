@@ -209,7 +209,8 @@ def replay(
     cache,
     counters,
     grid,  # latency grid in ticks
-    overhead,  # [2, k]
+    cta_class,  # [cta] row of the overhead table: by length of the main loop
+    overhead,  # [2, class, k]
     first_extra,  # [2, k]
     period,  # [2, seg, k]
     occupancy,
@@ -377,9 +378,9 @@ def replay(
         if occupancy > 1:
             w = (active[sm] - 1.0) / (occupancy - 1.0)
         if segment == PROLOGUE:
-            duration = (1.0 - w) * _interpolate(grid, x, overhead[0], weights[0, n_seg], 1.0 - w)
+            duration = (1.0 - w) * _interpolate(grid, x, overhead[0, cta_class[cta]], weights[0, n_seg], 1.0 - w)
             if w > 0.0:
-                duration += w * _interpolate(grid, x, overhead[1], weights[1, n_seg], w)
+                duration += w * _interpolate(grid, x, overhead[1, cta_class[cta]], weights[1, n_seg], w)
             if cta < n_slots:
                 duration += _interpolate(grid, x, first_extra[0], weights[0, n_seg + 1], 0.0)
             phase[slot] = 1

@@ -3,25 +3,18 @@
 One process per role of every resident CTA. A pipe serves requests in order of arrival at its rate, so a
 request's completion is known when it is made and costs one event. Time is integer ticks.
 
-The product is :class:`SmTiming`: how long a CTA takes as a function of the memory latency it is granted.
-A CTA's loops are periodic, so its time is ``overhead + sum(trips * period)``; both are measured by
-simulating short loops and slightly longer ones (the shortcut is tested against simulating every iteration).
+:mod:`simulator.sm_timing` turns runs of it into a CTA's time as a function of the memory latency it is granted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import simpy
 
-from simulator.program import Trip
-from simulator.sm_costs import CAUSES, PIPES, SmSpec, TimedLoop
+from simulator.sm_costs import CAUSES, PIPES, TimedLoop
 
 TICKS_PER_CYCLE = 64
-#: Iterations simulated before and during the measurement of a loop's period.
-BASE_TRIPS = 4
-PERIOD_TRIPS = 4
 
 
 class _Counter:
@@ -117,9 +110,13 @@ class _CtaState:
 class _RoleProcess:
     """Runs one role's operations and books what it waited for."""
 
-    def __init__(self, sm: Sm, cta: _CtaState, name: str, ops, trips, items: int, label: str):
+    def __init__(self, sm: Sm, cta: _CtaState, name: str, ops, trips, items: int, label: str, main: str | None):
         self.sm, self.cta, self.name, self.ops, self.items, self.label = sm, cta, name, ops, items, label
-        self.trips = dict(trips)
+        self.trips, self.main_trip = dict(trips), main
+        #: Ticks at which the loop over ``main`` was entered and each of its iterations ended, by work tile.
+        self.marks: list[list[int]] = []
+        self.mark_waits: list[tuple[int, ...]] = []
+        self.item_ends: list[int] = []
         self.tokens: dict[str, int] = {}
         self.last_token_done = 0
         self.consumed: dict[str, int] = {}
@@ -128,14 +125,26 @@ class _RoleProcess:
     def main(self):
         for _ in range(self.items):
             yield from self._block(self.ops)
+            self.item_ends.append(self.sm.env.now)
+
+    def _mark(self, first: bool) -> None:
+        if first:
+            self.marks.append([])
+        self.marks[-1].append(self.sm.env.now)
+        self.mark_waits.append(tuple(self.waited.values()))
 
     def _block(self, ops):
         env, sm, cta = self.sm.env, self.sm, self.cta
         for op in ops:
             if isinstance(op, TimedLoop):
+                marked = self.main_trip is not None and any(name == self.main_trip for name, _ in op.count.terms)
+                if marked:
+                    self._mark(True)
                 for i in range(max(0, op.count.at(self.trips))):
                     self.trips[op.var] = i
                     yield from self._block(op.body)
+                    if marked:
+                        self._mark(False)
                 continue
             kind, start = op.kind, env.now
             if kind == "work":
@@ -210,12 +219,12 @@ class _RoleProcess:
                 slots.add(freed)
 
 
-def _to_ticks(ops) -> tuple:
+def to_ticks(ops) -> tuple:
     """Cycles to integer ticks, once per compiled program."""
     out = []
     for op in ops:
         if isinstance(op, TimedLoop):
-            out.append(TimedLoop(op.count, op.var, _to_ticks(op.body)))
+            out.append(TimedLoop(op.count, op.var, to_ticks(op.body)))
         else:
             ticks = tuple((pipe, round(cycles * TICKS_PER_CYCLE)) for pipe, cycles in op.work)
             out.append(
@@ -235,30 +244,46 @@ def _to_ticks(ops) -> tuple:
 
 @dataclass(frozen=True)
 class SmRun:
-    """One simulation: mean CTA end (cycles), mean compute-role waits by cause (cycles), busy cycles by pipe."""
+    """One simulation: mean CTA end (cycles), mean compute-role waits by cause (cycles), busy cycles by pipe.
+
+    ``tile_ends_cycles[item][n]`` is when work tile ``item`` of a CTA would have ended had its marked loop stopped
+    after ``n`` iterations (mean over CTAs), ``iteration_waits`` the waits by cause of one late iteration.
+    """
 
     end_cycles: float
     waits_cycles: tuple[float, ...]
     busy_cycles: tuple[float, ...]
+    tile_ends_cycles: tuple[tuple[float, ...], ...] = ()
+    iteration_waits: tuple[float, ...] = (0.0,) * len(CAUSES)
 
 
-def run_sm(roles, semaphores, trips, latency_cycles: float, residents: int = 1, items: int = 1, observer=None) -> SmRun:
+def run_sm(
+    roles,
+    semaphores,
+    trips,
+    latency_cycles: float,
+    residents: int = 1,
+    items: int = 1,
+    observer=None,
+    marked: str | None = None,
+) -> SmRun:
     """Simulate ``residents`` CTAs of the compiled ``roles`` on one SM until they end.
 
     ``trips`` gives the trip coordinates, ``latency_cycles`` the time from a load's transfer over the SM's
-    port to its data being there, ``items`` how many work tiles each (persistent) CTA does in a row.
+    port to its data being there, ``items`` how many work tiles each (persistent) CTA does in a row, ``marked``
+    the trip coordinate whose iterations are recorded.
     """
     env = simpy.Environment()
     sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer)
-    compute, ends = [], []
+    by_cta, ends = [], []
     for resident in range(residents):
         cta = _CtaState(env, semaphores)
-        processes = []
-        for name, _warps, ops in roles:
-            run = _RoleProcess(sm, cta, name, ops, trips, items, f"cta{resident}/{name}")
-            processes.append(env.process(run.main()))
-            if name != "loader":
-                compute.append(run)
+        runs = [
+            _RoleProcess(sm, cta, name, ops, trips, items, f"cta{resident}/{name}", marked)
+            for name, _warps, ops in roles
+        ]
+        processes = [env.process(run.main()) for run in runs]
+        by_cta.append([run for run in runs if run.name != "loader"])
 
         def finish(group):
             yield env.all_of(group)
@@ -268,93 +293,38 @@ def run_sm(roles, semaphores, trips, latency_cycles: float, residents: int = 1, 
     env.run()
     if len(ends) < residents:
         raise RuntimeError("the schedule stops before its end: a barrier or pipe is never satisfied")
+    compute = [run for runs in by_cta for run in runs]
     waits = tuple(sum(r.waited[c] for r in compute) / len(compute) / TICKS_PER_CYCLE for c in CAUSES)
     return SmRun(
-        sum(ends) / residents / TICKS_PER_CYCLE, waits, tuple(b / TICKS_PER_CYCLE / residents for b in sm.busy)
+        sum(ends) / residents / TICKS_PER_CYCLE,
+        waits,
+        tuple(b / TICKS_PER_CYCLE / residents for b in sm.busy),
+        _tile_ends(by_cta, items),
+        _late_waits(compute),
     )
 
 
-@dataclass(frozen=True)
-class SmTiming:
-    """A CTA's time against the memory latency it sees, for one number of resident CTAs.
-
-    ``latencies_cycles`` is the grid; ``overhead_cycles[k]`` and ``period_cycles[trip][k]`` the two parts of a
-    CTA's time; ``first_extra_cycles[k]`` what a persistent CTA's first tile costs more than later ones.
-    ``waits`` gives, per trip and grid point, the share of each cause in the period.
-    """
-
-    latencies_cycles: tuple[float, ...]
-    overhead_cycles: tuple[float, ...]
-    first_extra_cycles: tuple[float, ...]
-    period_cycles: tuple[tuple[float, ...], ...]
-    waits: tuple[tuple[tuple[float, ...], ...], ...]
-    overhead_waits: tuple[tuple[float, ...], ...]
+def _tile_ends(by_cta, items: int) -> tuple[tuple[float, ...], ...]:
+    """See :class:`SmRun`: a role that stops after iteration n still has its last iteration's way to its end to go."""
+    rows = []
+    for item in range(items):
+        ends = []
+        for runs in by_cta:
+            marked = [run for run in runs if len(run.marks) == items]
+            if not marked or len({len(run.marks[item]) for run in marked}) > 1:
+                return ()
+            tails = [[m + run.item_ends[item] - run.marks[item][-1] for m in run.marks[item]] for run in marked]
+            ends.append([max(column) for column in zip(*tails, strict=True)])
+        rows.append(tuple(sum(column) / len(ends) / TICKS_PER_CYCLE for column in zip(*ends, strict=True)))
+    return tuple(rows)
 
 
-@lru_cache(maxsize=4096)
-def time_cta(
-    roles, semaphores, trips: tuple[Trip, ...], latencies: tuple[float, ...], residents: int, persistent: bool
-) -> SmTiming:
-    """Measure :class:`SmTiming` of compiled ``roles`` (cached: equal schedules are simulated once)."""
-    ticked = tuple((name, warps, _to_ticks(ops)) for name, warps, ops in roles)
-    base = {t.coord: (2 if any(o.outer == t.coord for o in trips) else BASE_TRIPS) for t in trips}
-
-    overheads, firsts, periods, waits, overhead_waits = [], [], [[] for _ in trips], [[] for _ in trips], []
-    for latency in latencies:
-        start = run_sm(ticked, semaphores, base, latency, residents)
-        inner_total, inner_waits = 0.0, [0.0] * len(CAUSES)
-        for i, trip in enumerate(trips):
-            step = 2 if any(o.outer == trip.coord for o in trips) else PERIOD_TRIPS
-            longer = run_sm(ticked, semaphores, base | {trip.coord: base[trip.coord] + step}, latency, residents)
-            repeat = base[trip.outer] if trip.outer else 1
-            period = max(0.0, (longer.end_cycles - start.end_cycles) / step / repeat)
-            shares = [
-                (b - a) / step / repeat for a, b in zip(start.waits_cycles, longer.waits_cycles, strict=True)
-            ]
-            periods[i].append(period)
-            waits[i].append(tuple(shares))
-        # an outer loop's own cost is what is left of its period without the inner loops
-        for i, trip in enumerate(trips):
-            inner = [j for j, o in enumerate(trips) if o.outer == trip.coord]
-            for j in inner:
-                periods[i][-1] -= base[trips[j].coord] * periods[j][-1]
-                waits[i][-1] = tuple(
-                    a - base[trips[j].coord] * b for a, b in zip(waits[i][-1], waits[j][-1], strict=True)
-                )
-            periods[i][-1] = max(0.0, periods[i][-1])
-        for i, trip in enumerate(trips):
-            count = base[trip.coord] * (base[trip.outer] if trip.outer else 1)
-            inner_total += count * periods[i][-1]
-            inner_waits = [w + count * s for w, s in zip(inner_waits, waits[i][-1], strict=True)]
-        first = start.end_cycles - inner_total
-        marginal = first
-        if persistent:
-            twice = run_sm(ticked, semaphores, base, latency, residents, items=3)
-            marginal = (twice.end_cycles - start.end_cycles) / 2 - inner_total
-        overheads.append(max(0.0, marginal))
-        firsts.append(max(0.0, first - marginal))
-        overhead_waits.append(
-            tuple(max(0.0, a - b) for a, b in zip(start.waits_cycles, inner_waits, strict=True))
-        )
-    return SmTiming(
-        tuple(latencies),
-        tuple(overheads),
-        tuple(firsts),
-        tuple(tuple(p) for p in periods),
-        tuple(tuple(w) for w in waits),
-        tuple(overhead_waits),
-    )
-
-
-def timing_of(kernel, spec: SmSpec, latencies, residents: int) -> SmTiming:
-    """:class:`SmTiming` of ``kernel`` on an SM described by ``spec``."""
-    from simulator.sm_costs import compile_kernel
-
-    return time_cta(
-        compile_kernel(kernel, spec),
-        kernel.semaphores,
-        kernel.trips,
-        tuple(float(x) for x in latencies),
-        residents,
-        kernel.schedule != "grid",
-    )
+def _late_waits(compute) -> tuple[float, ...]:
+    """Mean waits by cause (cycles) of one iteration in the second half of the last marked loop."""
+    total = [0.0] * len(CAUSES)
+    marked = [run for run in compute if run.marks and len(run.marks[-1]) > 1]
+    for run in marked:
+        n = len(run.marks[-1]) // 2
+        late, early = run.mark_waits[-1], run.mark_waits[-1 - n]
+        total = [t + (b - a) / n / len(marked) for t, a, b in zip(total, early, late, strict=True)]
+    return tuple(t / TICKS_PER_CYCLE for t in total)

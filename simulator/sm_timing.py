@@ -1,0 +1,245 @@
+"""How long a CTA takes on one SM as a function of the memory latency it is granted, from a few short simulations.
+
+A CTA's loops are periodic, so its time is ``overhead + sum(trips * period)``: its main loop is simulated until its
+iterations repeat and no further. The shortcut is tested against simulating every iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from simulator.program import Trip
+from simulator.sm import SmRun, run_sm, to_ticks
+from simulator.sm_costs import CAUSES, SmSpec, compile_kernel
+
+#: Iterations simulated before and during the measurement of a nested loop's period.
+BASE_TRIPS = 4
+PERIOD_TRIPS = 4
+#: Iterations of a plain loop in the first attempt to see it steady, and in the last.
+FIRST_TRIPS = 8
+LONGEST_TRIPS = 64
+#: A loop length below FIRST_TRIPS that carries more of a launch's work than this is simulated itself.
+SHARE_OF_WORK = 0.03
+
+
+@dataclass(frozen=True)
+class SmTiming:
+    """A CTA's time against the memory latency it sees, for one number of resident CTAs.
+
+    A CTA that does ``n`` iterations of trip ``i`` takes ``overhead + sum(n[i] * period[i])`` cycles at each point of
+    ``latencies_cycles``. ``overhead_cycles[k]`` holds once the loop over ``trips[main]`` is steady;
+    ``short_overhead_cycles[n][k]`` replaces it for CTAs with only ``n`` iterations of it. ``first_extra_cycles[k]``
+    is what a persistent CTA's first tile costs more than later ones. ``waits`` gives, per trip and grid point,
+    the share of each cause in the period.
+    """
+
+    latencies_cycles: tuple[float, ...]
+    overhead_cycles: tuple[float, ...]
+    first_extra_cycles: tuple[float, ...]
+    period_cycles: tuple[tuple[float, ...], ...]
+    waits: tuple[tuple[tuple[float, ...], ...], ...]
+    overhead_waits: tuple[tuple[float, ...], ...]
+    main: int | None = None
+    short_overhead_cycles: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class TripProfile:
+    """What the SM reading has to know about a launch's trip counts.
+
+    ``typical`` count by trip, trips that vary over CTAs, the trip ``main`` with most iterations (None for nested
+    loops and for none), its greatest count ``longest`` and the ``short`` counts that carry a share of the work.
+    """
+
+    typical: tuple[int, ...]
+    varies: tuple[bool, ...]
+    main: int | None
+    longest: int
+    short: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, trips: tuple[Trip, ...], coords) -> TripProfile:
+        """The profile of the trip counts in ``coords`` (arrays over CTAs by coordinate)."""
+        nested = any(t.outer for t in trips)
+        counts = [coords[t.coord] for t in trips]
+        typical, varies = [], []
+        for trip, values in zip(trips, counts, strict=True):
+            outer = any(o.outer == trip.coord for o in trips)
+            common = 2 if outer else BASE_TRIPS
+            if not nested and len(values):
+                found, times = np.unique(values, return_counts=True)
+                common = min(BASE_TRIPS, int(found[np.argmax(times)]))
+            typical.append(common)
+            varies.append(bool(nested or values.min() != values.max() or values.max() > BASE_TRIPS))
+        if nested or not trips:
+            return cls(tuple(typical), tuple(varies), None, 0)
+        main = max(range(len(trips)), key=lambda i: (int(counts[i].sum()), i))
+        typical[main], varies[main] = 0, False
+        found, times = np.unique(counts[main], return_counts=True)
+        work = times * (found + 2)
+        short = found[(work > SHARE_OF_WORK * work.sum()) & (found < FIRST_TRIPS)]
+        longest = int(found[-1])
+        # all launches with long loops share one reading
+        longest = longest if longest < FIRST_TRIPS else LONGEST_TRIPS
+        return cls(tuple(typical), tuple(varies), main, longest, tuple(int(n) for n in short))
+
+
+def _steady(ends: tuple[float, ...]) -> tuple[float, bool]:
+    """Cycles an iteration late in ``ends`` (one more entry than iterations), and whether they repeat with some pattern.
+
+    The last two iterations do not count: other roles that are done already leave the pipes to the rest.
+    """
+    n = len(ends) - 3
+    for pattern in range(1, min(6, n // 2) + 1):
+        late, early = ends[n] - ends[n - pattern], ends[n - pattern] - ends[n - 2 * pattern]
+        if abs(late - early) <= 2e-4 * late:
+            return late / pattern, True
+    n = max(n, 1)
+    half = -(-n // 2)
+    return (ends[n] - ends[n - half]) / half if len(ends) > 1 else 0.0, False
+
+
+@lru_cache(maxsize=4096)
+def time_cta(
+    roles,
+    semaphores,
+    trips: tuple[Trip, ...],
+    latencies: tuple[float, ...],
+    residents: int,
+    persistent: bool,
+    profile: TripProfile,
+) -> SmTiming:
+    """Measure :class:`SmTiming` of compiled ``roles`` (cached: equal schedules are simulated once)."""
+    ticked = tuple((name, warps, to_ticks(ops)) for name, warps, ops in roles)
+    rows = [
+        (_time_marked if profile.main is not None else _time_nested)(
+            ticked, semaphores, trips, latency, residents, persistent, profile
+        )
+        for latency in latencies
+    ]
+    # grid points become steady after different numbers of iterations
+    most = max(len(row.short) for row in rows)
+    rows = [replace(row, short=row.short + (row.overhead,) * (most - len(row.short))) for row in rows]
+    return SmTiming(
+        tuple(latencies),
+        tuple(row.overhead for row in rows),
+        tuple(row.first_extra for row in rows),
+        tuple(tuple(row.periods[i] for row in rows) for i in range(len(trips))),
+        tuple(tuple(row.waits[i] for row in rows) for i in range(len(trips))),
+        tuple(row.overhead_waits for row in rows),
+        profile.main,
+        tuple(tuple(row.short[n] for row in rows) for n in range(most)),
+    )
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What :class:`SmTiming` has at one latency."""
+
+    overhead: float
+    first_extra: float
+    periods: tuple[float, ...]
+    waits: tuple[tuple[float, ...], ...]
+    overhead_waits: tuple[float, ...]
+    short: tuple[float, ...] = ()
+
+
+def _time_marked(roles, semaphores, trips, latency, residents, persistent, profile: TripProfile) -> _Point:
+    """One run, lengthened until its main loop is steady. Loop lengths that matter and are shorter than that are run
+    themselves; trips beside the main one are measured by a longer run if they vary."""
+    main = profile.main
+    items = 2 if persistent else 1
+    base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
+
+    def run_with(**changed) -> SmRun:
+        return run_sm(roles, semaphores, base | changed, latency, residents, items, marked=trips[main].coord)
+
+    def last_tile(run: SmRun) -> float:
+        return run.tile_ends_cycles[-1][-1] - (run.tile_ends_cycles[0][-1] if persistent else 0.0)
+
+    length = min(profile.longest, FIRST_TRIPS)
+    while True:
+        base[trips[main].coord] = length
+        run = run_with()
+        ends = run.tile_ends_cycles[-1]
+        period, steady = _steady(ends)
+        if steady or length >= profile.longest:
+            break
+        length = min(profile.longest, 2 * length)
+    periods, waits = [period] * len(trips), [run.iteration_waits] * len(trips)
+    for i, trip in enumerate(trips):
+        if i != main and profile.varies[i]:
+            more = run_with(**{trip.coord: base[trip.coord] + 1})
+            periods[i] = max(0.0, (more.end_cycles - run.end_cycles) / items)
+            waits[i] = tuple(max(0.0, b - a) / items for a, b in zip(run.waits_cycles, more.waits_cycles, strict=True))
+    beside = sum(base[t.coord] * periods[i] for i, t in enumerate(trips) if i != main)
+    overhead = last_tile(run) - length * period - beside
+    # the way into the steady state as this run shows it, the way out of it that is the same for every length
+    inside = max(0, length - 2)
+    way_out = ends[-1] - ends[inside] - (length - inside) * period
+    short = [ends[n] + way_out - (ends[-1] - last_tile(run)) - n * period - beside for n in range(inside)]
+    for n in profile.short:
+        if n < length:
+            short += [overhead] * (n + 1 - len(short))
+            short[n] = last_tile(run_with(**{trips[main].coord: n})) - n * period - beside
+    done = [sum(base[t.coord] * waits[i][c] for i, t in enumerate(trips)) for c in range(len(CAUSES))]
+    return _Point(
+        overhead,
+        max(0.0, run.tile_ends_cycles[0][-1] - last_tile(run)),
+        tuple(periods),
+        tuple(waits),
+        tuple(max(0.0, w / items - d) for w, d in zip(run.waits_cycles, done, strict=True)),
+        tuple(short),
+    )
+
+
+def _time_nested(roles, semaphores, trips, latency, residents, persistent, profile: TripProfile) -> _Point:
+    """Periods of nested loops as differences between runs; also kernels without loops."""
+    base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
+    start = run_sm(roles, semaphores, base, latency, residents)
+    periods, waits = [], []
+    for trip in trips:
+        step = 2 if any(o.outer == trip.coord for o in trips) else PERIOD_TRIPS
+        longer = run_sm(roles, semaphores, base | {trip.coord: base[trip.coord] + step}, latency, residents)
+        repeat = step * (base[trip.outer] if trip.outer else 1)
+        periods.append(max(0.0, (longer.end_cycles - start.end_cycles) / repeat))
+        waits.append(tuple((b - a) / repeat for a, b in zip(start.waits_cycles, longer.waits_cycles, strict=True)))
+    # an outer loop's own cost is what is left of its period without the inner loops
+    for i, trip in enumerate(trips):
+        for j, inner in enumerate(trips):
+            if inner.outer == trip.coord:
+                count = base[inner.coord]
+                periods[i] -= count * periods[j]
+                waits[i] = tuple(a - count * b for a, b in zip(waits[i], waits[j], strict=True))
+        periods[i] = max(0.0, periods[i])
+    counts = [base[t.coord] * (base[t.outer] if t.outer else 1) for t in trips]
+    loops = sum(n * p for n, p in zip(counts, periods, strict=True))
+    done = [sum(n * w[c] for n, w in zip(counts, waits, strict=True)) for c in range(len(CAUSES))]
+    first = marginal = start.end_cycles - loops
+    if persistent:
+        thrice = run_sm(roles, semaphores, base, latency, residents, items=3)
+        marginal = (thrice.end_cycles - start.end_cycles) / 2 - loops
+    return _Point(
+        max(0.0, marginal),
+        max(0.0, first - marginal),
+        tuple(periods),
+        tuple(waits),
+        tuple(max(0.0, a - b) for a, b in zip(start.waits_cycles, done, strict=True)),
+    )
+
+
+def timing_of(kernel, spec: SmSpec, latencies, residents: int, persistent: bool | None = None) -> SmTiming:
+    """:class:`SmTiming` of ``kernel`` on an SM described by ``spec``; ``persistent`` says that CTAs do several work
+    tiles in a row (default: what the kernel's schedule says)."""
+    return time_cta(
+        compile_kernel(kernel, spec),
+        kernel.semaphores,
+        kernel.trips,
+        tuple(float(x) for x in latencies),
+        residents,
+        kernel.schedule != "grid" if persistent is None else persistent,
+        TripProfile.of(kernel.trips, kernel.coords),
+    )
