@@ -1,0 +1,213 @@
+"""Bytes: what each algorithm moves at each level, tensor by tensor, and how that changes with N, SRAM and L2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from simulator.plots.rows import Row
+from simulator.plots.style import (
+    FAINT,
+    INK,
+    MUTED,
+    bytes_text,
+    label_in_margin,
+    line_width,
+    new_figure,
+    picture_style,
+    readable_log_ticks,
+    series_colour,
+    text_colour,
+    tint,
+)
+from simulator.result import Result
+
+PICTURE = "io"
+LEVELS = ("HBM", "L2")
+_TITLES = {"HBM": "L2 ↔ HBM", "L2": "SM ↔ L2"}
+#: The least share of a bar whose tensor is named inside it.
+_NAMED_SHARE = 0.085
+
+
+def io_rows(results: Iterable[Result]) -> list[Row]:
+    """One row for each GPU, algorithm, level, tensor and direction: ``bytes``.
+
+    At level ``HBM`` the direction ``dirty`` is what stays modified in L2 at the end of the run.
+    """
+    rows = []
+    for result in results:
+        base = {"picture": PICTURE, "gpu": result.gpu, "algorithm": result.algorithm}
+        for tensor, t in result.traffic_by_tensor().items():
+            for level, direction, amount in (
+                ("HBM", "read", t.hbm_read_bytes),
+                ("HBM", "write", t.hbm_write_bytes),
+                ("L2", "read", t.l2_read_bytes),
+                ("L2", "write", t.l2_write_bytes),
+            ):
+                if amount:
+                    rows.append(base | {"level": level, "tensor": tensor, "direction": direction, "bytes": amount})
+        if result.dirty_bytes_at_end:
+            dirty = {"level": "HBM", "tensor": "dirty in L2", "direction": "dirty", "bytes": result.dirty_bytes_at_end}
+            rows.append(base | dirty)
+    return rows
+
+
+def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None):
+    """Stacked bars of bytes by tensor, absolute and as shares; ``(figure, axes)``, axes ``[gpu * level, 2]``."""
+    rows = io_rows(results) if rows is None else list(rows)
+    gpus = list(dict.fromkeys(row["gpu"] for row in rows))
+    panels = [(gpu, level) for gpu in gpus for level in LEVELS]
+    most = max(len({r["algorithm"] for r in rows if r["gpu"] == gpu}) for gpu in gpus)
+    with picture_style():
+        figure = new_figure(9.0, len(panels) * (0.75 + 0.3 * most) + 0.4)
+        axes = figure.subplots(len(panels), 2, squeeze=False, sharey="row", width_ratios=(1, 1.25))
+        for (gpu, level), (left, right) in zip(panels, axes, strict=True):
+            _bars(left, right, [r for r in rows if r["gpu"] == gpu and r["level"] == level], f"{gpu}, {_TITLES[level]}")
+        axes[-1, 0].set_xlabel("bytes")
+        axes[-1, 1].set_xlabel("share of the bytes, %")
+        _legend(figure)
+    return figure, axes
+
+
+def _bars(left, right, rows: list[Row], title: str) -> None:
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    totals = {a: sum(r["bytes"] for r in rows if r["algorithm"] == a) for a in algorithms}
+    largest = max(totals.values(), default=1) or 1
+    for place, algorithm in enumerate(algorithms):
+        colour = series_colour(algorithm)
+        parts = sorted((r for r in rows if r["algorithm"] == algorithm), key=_order)
+        tensors = list(dict.fromkeys(part["tensor"] for part in parts))
+        start = 0.0
+        for part in parts:
+            share = part["bytes"] / totals[algorithm]
+            # neighbouring tensors differ in strength; written bytes are hatched
+            strength = 0.85 if _place(part["tensor"], tensors) % 2 == 0 else 0.5
+            face = "white" if part["direction"] == "dirty" else tint(colour, strength)
+            style = {
+                "color": face, "edgecolor": "white" if part["direction"] == "read" else tint(colour, 1.0), "lw": 0.8,
+                "hatch": {"read": None, "write": "////", "dirty": "...."}[part["direction"]], "gid": f"series-{algorithm}",
+            }  # fmt: skip
+            left.barh(place, part["bytes"], left=start * totals[algorithm], height=0.7, **style)
+            right.barh(place, 100 * share, left=100 * start, height=0.7, **style)
+            if share >= _NAMED_SHARE:
+                right.text(
+                    100 * (start + share / 2), place, part["tensor"].replace("_partial", "′"), ha="center", va="center",
+                    fontsize=7.5, gid=f"series-{algorithm}", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+                )  # fmt: skip
+            start += share
+        left.text(
+            totals[algorithm] + 0.02 * largest, place, bytes_text(totals[algorithm]), va="center", fontsize=8,
+            color=text_colour(algorithm), gid=f"series-{algorithm}",
+        )  # fmt: skip
+    left.set_yticks(range(len(algorithms)), algorithms)
+    left.set_ylim(len(algorithms) - 0.5, -0.5)
+    left.set_xlim(0, 1.28 * largest)
+    left.xaxis.set_major_locator(_few_ticks())
+    left.xaxis.set_major_formatter(lambda value, _: bytes_text(value) if value else "0")
+    left.set_title(title, loc="left", fontweight="bold")
+    right.set_xlim(0, 100)
+    right.tick_params(labelleft=False)
+
+
+def _few_ticks():
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(4)
+
+
+_TENSORS = ("Q", "K", "V", "O", "LSE", "S", "P")
+
+
+def _order(row: Row) -> tuple:
+    tensor = row["tensor"]
+    known = _TENSORS.index(tensor) if tensor in _TENSORS else len(_TENSORS)
+    return row["direction"] == "dirty", known, tensor, row["direction"]
+
+
+def _place(tensor: str, tensors: list[str]) -> int:
+    """Q, K, V and O have the same strength in every bar; what else there is alternates."""
+    return _TENSORS.index(tensor) if tensor in _TENSORS[:4] else tensors.index(tensor)
+
+
+def _legend(figure) -> None:
+    from matplotlib.patches import Patch
+
+    grey = tint("#000000", 0.35)
+    handles = [
+        Patch(facecolor=grey, edgecolor="white", label="read"),
+        Patch(facecolor=grey, edgecolor="black", hatch="////", label="written"),
+        Patch(facecolor="white", edgecolor="black", hatch="....", label="written, still in L2 at the end"),
+    ]
+    figure.legend(handles=handles, loc="outside upper right", ncols=3)
+
+
+SWEEPS = {
+    "seqlen": ("sequence length N, tokens", "keys"),
+    "sram": ("shared memory of an SM, KiB", "KiB"),
+    "l2": ("L2 size, MB", "MB"),
+}
+
+
+def sweep_rows(swept: str, series: Iterable[tuple[float, str, Result | None, dict]]) -> list[Row]:
+    """Rows of a sweep from ``(x, series name, result or None, more columns)``.
+
+    ``hbm_bytes`` is read + written + left dirty, ``l2_bytes`` what SMs read and wrote; ``compulsory_bytes`` is each
+    input read and each output written once.
+    """
+    rows = []
+    for x, name, result, more in series:
+        row = {"picture": f"{PICTURE}-{swept}", "series": name, "x": x, **more}
+        if result is not None:
+            row |= {
+                "gpu": result.gpu,
+                "hbm_bytes": result.hbm_read_bytes + result.hbm_write_bytes + result.dirty_bytes_at_end,
+                "l2_bytes": result.l2_read_bytes + result.l2_write_bytes,
+                "compulsory_bytes": result.unique_bytes,
+            }
+        rows.append(row)
+    return rows
+
+
+def plot_io_sweep(rows: Sequence[Row]):
+    """HBM bytes (solid) and SM ↔ L2 bytes (dashed) against N, SRAM or L2 size, with the floor; ``(figure, axes)``.
+
+    Rows with ``guide_bytes`` also draw FlashAttention-1's Θ(N²d²/M) line, scaled to its first point.
+    """
+    swept = rows[0]["picture"].split("-", 1)[1]
+    drawn = [row for row in rows if row.get("hbm_bytes") is not None]
+    height = 4.2
+    with picture_style():
+        figure = new_figure(8.2, height)
+        ax = figure.subplots()
+        ax.set(xscale="log", yscale="log", xlabel=SWEEPS[swept][0], ylabel="bytes")
+        labels = []
+        floors: dict[tuple, str] = {}
+        names = list(dict.fromkeys(row["series"] for row in drawn))
+        for index, name in enumerate(names):
+            points = sorted((r for r in drawn if r["series"] == name), key=lambda r: r["x"])
+            xs, colour, gid = [r["x"] for r in points], series_colour(name), f"series-{name}"
+            ax.plot(xs, [r["hbm_bytes"] for r in points], "o-", ms=line_width(index, len(names)) + 2, color=colour,
+                    lw=line_width(index, len(names)), gid=gid, zorder=3)  # fmt: skip
+            ax.plot(xs, [r["l2_bytes"] for r in points], ls=(0, (3, 2)), lw=0.75 * line_width(index, len(names)), color=colour, gid=gid, zorder=2)
+            labels.append((xs[-1], points[-1]["hbm_bytes"], f"{name} HBM", colour))
+            labels.append((xs[-1], points[-1]["l2_bytes"], f"{name} SM↔L2", colour))
+            floors.setdefault(tuple((r["x"], r["compulsory_bytes"]) for r in points), name)
+        for floor, name in floors.items():
+            ax.plot([x for x, _ in floor], [y for _, y in floor], ":", color=INK, lw=1.3, zorder=4)
+            labels.append((*floor[-1], "compulsory floor" + (f" of {name}" if name == "flash_decoding" else ""), INK))
+        guide = sorted({(r["x"], r["guide_bytes"]) for r in drawn if r.get("guide_bytes")})
+        if guide:
+            ax.plot([x for x, _ in guide], [y for _, y in guide], "-.", color=MUTED, lw=1.2, zorder=1)
+            labels.append((*guide[-1], "Θ(N²d²/M)", MUTED))
+        xs = sorted({row["x"] for row in drawn})
+        ax.set_xticks(xs, [f"{x:g}" for x in xs], rotation=0 if len(xs) < 9 else 40)
+        ax.minorticks_off()
+        low, high = ax.get_ylim()
+        if high / low < 30:
+            middle = (low * high) ** 0.5
+            ax.set_ylim(middle / 6, middle * 6)
+        readable_log_ticks(ax, bytes_text)
+        ax.grid(True, axis="y", color=FAINT, lw=0.5)
+        gpus = ", ".join(dict.fromkeys(str(r["base_gpu"]) for r in drawn if r.get("base_gpu")))
+        ax.set_title(f"{gpus}: bytes moved", loc="left", fontweight="bold")
+        label_in_margin(ax, labels, height - 0.9)
+    return figure, ax

@@ -1,0 +1,277 @@
+"""Timelines: the pipes of one SM, where FA2's gaps and FA3's ping-pong are, and the CTAs of the whole GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from simulator.plots.rows import Row
+from simulator.plots.style import FAINT, INK, MUTED, new_figure, picture_style, series_colour, tint
+
+if TYPE_CHECKING:
+    from simulator.observe import Observation
+
+SM_PICTURE, GPU_PICTURE = "timeline-sm", "timeline-gpu"
+#: Pipe -> what its lane is called. ``dispatch`` (issue slots of all elementwise work) is shown by the pipes it feeds.
+PIPE_LANES = {
+    "port": "loads (L2 → SM)",
+    "tensor": "tensor",
+    "exp": "exp",
+    "fp32": "FP32",
+    "alu": "ALU",
+    "convert": "convert",
+    "smem": "SMEM port",
+}
+#: What a role's lane shows: what it does or waits for -> one of four kinds.
+ROLE_KINDS = {
+    "exp": "softmax work",
+    "fp32": "softmax work",
+    "smem": "softmax work",
+    "tensor": "waits for the tensor core",
+    "await": "waits for the tensor core",
+    "consume": "waits for data",
+    "load": "waits for data",
+    "acquire": "waits for data",
+    "barrier": "waits for a barrier or its turn",
+    "wait": "waits for a barrier or its turn",
+}
+#: Loop iterations in the window of the picture.
+_WINDOW_PERIODS = 4.0
+
+
+def sm_rows(observations: Iterable[Observation]) -> list[Row]:
+    """Spans of one SM in a window of a few loop iterations: ``lane``, ``role``, ``start_cycle``, ``end_cycle``, ``what``."""
+    rows = []
+    for seen in observations:
+        sm = seen.sm
+        width = min(sm.end_cycles, _WINDOW_PERIODS * sm.period_cycles) if sm.period_cycles else sm.end_cycles
+        start = max(0.0, 0.55 * sm.end_cycles - width / 2)
+        base = {
+            "picture": SM_PICTURE,
+            "gpu": seen.result.gpu,
+            "algorithm": seen.result.algorithm,
+            "kernel": sm.kernel,
+            "residents": sm.residents,
+            "clock_mhz": sm.clock_hz / 1e6,
+            "window_start": start,
+            "window_end": start + width,
+        }
+        for span in sm.spans:
+            if span.end_cycles <= start or span.start_cycles >= start + width:
+                continue
+            if span.track == "role" and span.role.endswith("loader"):
+                continue
+            lane = span.track if span.track != "role" else f"role {span.role}"
+            if span.track != "role" and lane not in PIPE_LANES:
+                continue
+            what = ROLE_KINDS.get(span.what, span.what) if span.track == "role" else span.what
+            rows.append(
+                base
+                | {
+                    "lane": lane,
+                    "role": span.role,
+                    "start_cycle": span.start_cycles,
+                    "end_cycle": span.end_cycles,
+                    "what": what,
+                }
+            )
+    return rows
+
+
+def plot_sm_timeline(observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None):
+    """One panel an algorithm: lanes of the SM's pipes, then of its warpgroups; ``(figure, axes)``.
+
+    A warpgroup has its own strength of the algorithm's colour, in the pipes as in its own lane.
+    """
+    rows = sm_rows(observations) if rows is None else list(rows)
+    panels: dict[tuple, list[Row]] = {}
+    for row in rows:
+        panels.setdefault((row["algorithm"], row["gpu"], row["kernel"]), []).append(row)
+    lanes = [len(_lanes(part)) for part in panels.values()]
+    with picture_style():
+        figure = new_figure(9.5, sum(0.26 * n + 0.95 for n in lanes) + 0.4)
+        axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[n + 1 for n in lanes])[:, 0]
+        for ax, ((algorithm, gpu, kernel), part) in zip(axes, panels.items(), strict=True):
+            _sm_panel(ax, algorithm, part)
+            ax.set_title(_sm_title(algorithm, gpu, kernel, part), loc="left", fontsize=9.5)
+        axes[-1].set_xlabel("SM cycles since the CTA started")
+        _role_legend(figure)
+    return figure, axes
+
+
+def _sm_title(algorithm: str, gpu: str, kernel: str, rows: list[Row]) -> str:
+    residents = rows[0]["residents"]
+    share = f"{residents} CTAs on the SM" if residents > 1 else "one CTA on the SM"
+    return f"{algorithm} on {gpu}: {kernel}, {share}, {rows[0]['clock_mhz']:.0f} MHz"
+
+
+def _lanes(rows: list[Row]) -> list[str]:
+    pipes = [name for name in PIPE_LANES if any(row["lane"] == name for row in rows)]
+    return pipes + sorted({row["lane"] for row in rows if row["lane"].startswith("role ")})
+
+
+def _sm_panel(ax, algorithm: str, rows: list[Row]) -> None:
+    lanes = _lanes(rows)
+    low, high = rows[0]["window_start"], rows[0]["window_end"]
+    roles = sorted({row["role"] for row in rows if not row["role"].endswith("loader")})
+    colour = series_colour(algorithm)
+    strengths = {role: 1.0 - 0.62 * i / max(1, len(roles) - 1) for i, role in enumerate(roles)}
+    busy = dict.fromkeys(lanes, 0.0)
+    for lane in lanes:
+        parts: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for row in rows:
+            if row["lane"] == lane:
+                start, end = max(low, row["start_cycle"]), min(high, row["end_cycle"])
+                parts.setdefault((row["role"], row["what"]), []).append((start, end - start))
+        for (role, what), bars in parts.items():
+            is_role = lane.startswith("role ")
+            face, hatch = tint(colour, strengths.get(role, 0.5)), None
+            if is_role:
+                face, hatch = _role_look(what, face)
+            ax.broken_barh(
+                bars, (lanes.index(lane) - 0.38, 0.76), facecolors=face, edgecolor=MUTED if hatch else "none",
+                hatch=hatch, linewidth=0.3 if is_role else 0.0, gid=f"series-{algorithm}",
+            )  # fmt: skip
+            if not is_role:
+                busy[lane] += sum(width for _, width in bars)
+    ax.set_yticks(range(len(lanes)), [PIPE_LANES.get(lane) or _role_name(lane) for lane in lanes])
+    ax.set_ylim(len(lanes) - 0.4, -0.6)
+    ax.set_xlim(low, high)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(True, axis="x", color=FAINT, lw=0.5)
+    ax.set_axisbelow(True)
+    for index, lane in enumerate(lanes):
+        if not lane.startswith("role "):
+            ax.annotate(
+                f"{100 * busy[lane] / (high - low):.0f} % busy", (1.01, index), xycoords=("axes fraction", "data"),
+                va="center", fontsize=8, color=INK,
+            )  # fmt: skip
+
+
+def _role_name(lane: str) -> str:
+    cta, _, role = lane.removeprefix("role ").partition("/")
+    return f"{role} of {cta.replace('cta', 'CTA ')}"
+
+
+def _role_look(what: str, face):
+    return {
+        "softmax work": (face, None),
+        "waits for the tensor core": ("#eeeeee", None),
+        "waits for data": ("white", "//////"),
+        "waits for a barrier or its turn": ("white", "......"),
+    }.get(what, ("white", "xxxx"))
+
+
+def _role_legend(figure) -> None:
+    from matplotlib.patches import Patch
+
+    handles = []
+    for what in dict.fromkeys(ROLE_KINDS.values()):
+        face, hatch = _role_look(what, tint("#000000", 0.55))
+        handles.append(Patch(facecolor=face, hatch=hatch, edgecolor=MUTED, lw=0.4, label=what))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=4, title="lanes of warps and warpgroups", title_fontsize=8
+    )
+
+
+def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
+    """One row a CTA: ``kernel``, ``cta``, ``sm``, ``slot``, ``start_us``, ``end_us``, ``label``."""
+    rows = []
+    for seen in observations:
+        for kernel in seen.kernels:
+            base = {
+                "picture": GPU_PICTURE,
+                "gpu": seen.result.gpu,
+                "algorithm": seen.result.algorithm,
+                "kernel": kernel.name,
+                "kernel_index": kernel.index,
+                "num_sms": kernel.num_sms,
+                "ctas_per_sm": kernel.ctas_per_sm,
+            }
+            for cta, (slot, start, end) in enumerate(kernel.ctas):
+                rows.append(
+                    base
+                    | {
+                        "cta": cta,
+                        "sm": int(slot) % kernel.num_sms,
+                        "slot": int(slot),
+                        "start_us": float(start),
+                        "end_us": float(end),
+                        "label": kernel.labels[cta],
+                    }
+                )
+    return rows
+
+
+def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None):
+    """One panel an algorithm: every CTA on its SM over time, and the share of CTA slots in use below; ``(figure, axes)``.
+
+    A slot's CTAs alternate between two strengths of the algorithm's colour. ``axes`` is ``[algorithm, 2]``.
+    """
+    rows = gpu_rows(observations) if rows is None else list(rows)
+    panels: dict[tuple, list[Row]] = {}
+    for row in rows:
+        panels.setdefault((row["algorithm"], row["gpu"]), []).append(row)
+    with picture_style():
+        figure = new_figure(9.5, 3.6 * len(panels))
+        axes = figure.subplots(2 * len(panels), 1, height_ratios=(4, 1) * len(panels)).reshape(len(panels), 2)
+        for (upper, lower), ((algorithm, gpu), part) in zip(axes, panels.items(), strict=True):
+            _gpu_panel(upper, algorithm, part)
+            end = max(row["end_us"] for row in part)
+            upper.set_title(f"{algorithm} on {gpu}: {len(part):,} CTAs, {_kernels(part)}", loc="left")
+            upper.set_ylabel("SM")
+            upper.set_xlim(0, end)
+            upper.tick_params(labelbottom=False)
+            times, shares = occupancy_steps(part)
+            lower.fill_between(times, shares, step="post", color=tint(series_colour(algorithm), 0.5), lw=0)
+            lower.set(xlim=(0, end), ylim=(0, 105), ylabel="slots\nin use, %", xlabel="time, µs")
+    return figure, axes
+
+
+def _kernels(rows: list[Row]) -> str:
+    names = list(dict.fromkeys(row["kernel"] for row in rows))
+    return names[0] if len(names) == 1 else f"{len({row['kernel_index'] for row in rows})} kernels"
+
+
+def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
+    from matplotlib.collections import PolyCollection
+
+    colour = series_colour(algorithm)
+    strengths = (tint(colour, 0.95), tint(colour, 0.45))
+    order: dict[tuple, int] = {}
+    polygons, faces = [], []
+    for row in sorted(rows, key=lambda r: (r["start_us"], r["cta"])):
+        turn = order.get((row["slot"],), 0)
+        order[(row["slot"],)] = turn + 1
+        height = 0.92 / row["ctas_per_sm"]
+        bottom = row["sm"] + 0.04 + height * (row["slot"] // row["num_sms"])
+        polygons.append(
+            [
+                (row["start_us"], bottom),
+                (row["end_us"], bottom),
+                (row["end_us"], bottom + height),
+                (row["start_us"], bottom + height),
+            ]
+        )
+        faces.append(strengths[turn % 2])
+    ax.add_collection(
+        PolyCollection(
+            polygons, facecolors=faces, edgecolors="none", rasterized=len(polygons) > 3000, gid=f"series-{algorithm}"
+        )
+    )
+    ax.set_ylim(rows[0]["num_sms"], 0)
+
+
+def occupancy_steps(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Times (µs) and the share of CTA slots in use (%) from each of them on."""
+    changes: dict[float, int] = {}
+    for row in rows:
+        changes[row["start_us"]] = changes.get(row["start_us"], 0) + 1
+        changes[row["end_us"]] = changes.get(row["end_us"], 0) - 1
+    slots = rows[0]["num_sms"] * max(row["ctas_per_sm"] for row in rows)
+    times, shares, used = [], [], 0
+    for time in sorted(changes):
+        used += changes[time]
+        times.append(time)
+        shares.append(100.0 * used / slots)
+    return times, shares
