@@ -25,10 +25,14 @@ from algorithms.decoding_common import (
 )
 from algorithms.heuristics import Fa2Launch, fa2_key_loop, fa2_launch
 from algorithms.kernel_tables import Fa2Tile, fa2_combine_kernel, fa2_forward_tile, fa2_splitkv_tile
+from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel, Program, Tensor, Trip, tile, var
+
+#: flash_api.cpp mha_fwd_kvcache: "Paged KV cache block size must be divisible by 256".
+_PAGE_MULTIPLE = 256
 
 
 def _tile(problem: AttentionProblem, launch: Fa2Launch, gpu: Profile) -> Fa2Tile:
@@ -52,6 +56,7 @@ def _main_kernel(
     t: Fa2Tile,
     tensors: dict[str, Tensor],
     partials: Partials | None,
+    pages: PagedCache | None,
     gpu: Profile,
 ) -> Kernel:
     lengths = np.array(sequence_lengths(problem), np.int64)
@@ -80,7 +85,7 @@ def _main_kernel(
             head_dim=problem.head_dim,
             num_splits=parts,
             split=part,
-            kv_capacity=check_capacity(problem),
+            kv_capacity=paged_capacity(problem, check_capacity(problem)),
         ),
     )
     length = lengths[batch]
@@ -93,6 +98,8 @@ def _main_kernel(
         "seqlen_k": length,
         **table.coordinates(length, block, split),
     }
+    if pages is not None:
+        coords |= pages.coordinates(coords, batch)
     d, q_head = problem.head_dim, var("q_head")
     if partials is not None:
         coords |= partials.coordinates(matrix, split)
@@ -108,9 +115,10 @@ def _main_kernel(
 
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
     seen = problem.with_(causal=launch.causal)
+    roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets), adapt)
     return Kernel(
         "flash_fwd_splitkv" if launch.splitkv_kernel else "flash_fwd",
-        rewrite_roles(fa2.roles(seen, t, out, 1, *targets), adapt),
+        roles if pages is None else pages.roles(roles),
         coords,
         (Trip("n_masked"), Trip("n_full")),
         threads=t.threads,
@@ -126,7 +134,11 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     """FA2's decode program for a checked ``problem`` on ``gpu``."""
     if problem.head_dim > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
-    capacity = check_capacity(problem)
+    if problem.page_size is not None and problem.page_size % _PAGE_MULTIPLE:
+        raise UnsupportedError(
+            f"page_size {problem.page_size}: {implementation} takes pages of a multiple of {_PAGE_MULTIPLE} rows"
+        )
+    capacity = paged_capacity(problem, check_capacity(problem))
     launch = fa2_launch(
         batch=problem.batch,
         heads=problem.heads,
@@ -137,6 +149,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         num_sms=gpu.num_sms,
         causal=problem.causal,
         num_splits=problem.num_splits or 0,
+        force_split_kernel=problem.page_size is not None,
     )
     t = _tile(problem, launch, gpu)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
@@ -145,20 +158,25 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
         )
     tensors = matrices(problem, t.tile_m, t.tile_n, launch.group_in_rows)
-    partials, kernels, notes = None, [], []
+    partials, pages, kernels, notes = None, None, [], []
+    if problem.page_size is not None:
+        pages = PagedCache.of(problem, t.tile_n, gather=False)
+        tensors = pages.tensors(tensors)
     if launch.num_splits > 1:
         rows, total = launch.seqlen_q, problem.batch * launch.heads
         partials = Partials.of(1, total, rows, launch.num_splits, problem.head_dim, t.padded_head_dim, t.tile_m)
-    kernels.append(_main_kernel(problem, launch, t, tensors, partials, gpu))
+    kernels.append(_main_kernel(problem, launch, t, tensors, partials, pages, gpu))
     if partials is not None:
         splits = np.full(partials.stacks, launch.num_splits, np.int64)
         combine = fa2_combine_kernel(problem.head_dim, launch.num_splits)
         kernels.append(
             combine_kernel("flash_fwd_splitkv_combine", combine, partials, tensors["O"], tensors["LSE"], splits)
         )
-    else:
+    elif not launch.splitkv_kernel:
         notes.append("one split: the ordinary FA2 forward kernel runs, without a combine kernel")
     live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(problem, capacity)
+    if pages is not None:
+        live += pages.table.bytes
     if partials is not None:
         live += partials.o.bytes + partials.lse.bytes
     return Program(

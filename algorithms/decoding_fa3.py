@@ -32,9 +32,11 @@ from algorithms.heuristics import (
     fa3_key_loop,
     fa3_num_splits,
     fa3_pack_gqa,
+    fa3_paged_by_tma,
     fa3_varlen_section_heads,
 )
 from algorithms.kernel_tables import Fa3Tile, fa3_combine_kernel, fa3_forward_tile
+from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
 from simulator.problem import DTYPE_BYTES, AttentionProblem
 from simulator.profile import Profile
@@ -58,18 +60,26 @@ class _Launch:
     row_blocks: int
     lengths: tuple[int, ...]
     t: Fa3Tile
+    gather: bool
 
 
 def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> _Launch:
-    p, capacity = problem, check_capacity(problem)
+    p, capacity = problem, paged_capacity(problem, check_capacity(problem))
     varlen = p.kv_capacity is not None or p.seqlens_k is not None
     causal = p.causal and p.seqlen_q > 1
     lengths = sequence_lengths(p)
 
-    def tile_for(**changes) -> Fa3Tile:
-        return fa3_forward_tile(p.head_dim, p.head_dim_v, p.dtype, causal=causal, varlen=varlen, **changes)
+    def tile_for(gather: bool, **changes) -> Fa3Tile:
+        return fa3_forward_tile(
+            p.head_dim, p.head_dim_v, p.dtype, causal=causal, varlen=varlen, paged_gather=gather, **changes
+        )
 
-    t = tile_for()
+    t, gather = tile_for(False), False
+    if p.page_size is not None:
+        gather = not fa3_paged_by_tma(
+            page_size=p.page_size, seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m, tile_n=t.tile_n
+        )
+        t = tile_for(gather)
     packed_blocks = ceil_div(p.seqlen_q * p.group, t.tile_m)
     static = p.num_splits or fa3_num_splits(
         total_row_blocks=(1 if varlen else p.batch) * p.kv_heads * packed_blocks,
@@ -81,15 +91,15 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     )
     if static > 256:
         raise UnsupportedError(f"num_splits {static}: flash_attn_3_kvcache takes at most 256")
-    packed = static > 1 or (p.group > 1 and fa3_pack_gqa(seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m))
+    packed = static > 1 or gather or (p.group > 1 and fa3_pack_gqa(seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m))
     group, heads = (p.group, p.kv_heads) if packed else (1, p.heads)
-    t = fa3.fit_tile(tile_for(split=static > 1, pack_gqa=packed), p, gpu, substitutions)
+    t = fa3.fit_tile(tile_for(gather, split=static > 1, pack_gqa=packed), p, gpu, substitutions)
     row_blocks = ceil_div(p.seqlen_q * group, t.tile_m)
     splits = [static] * p.batch
     if varlen:
         blocks = [(row_blocks, ceil_div(length, t.tile_n)) for length in lengths]
         splits = fa3_dynamic_splits(row_blocks_and_key_blocks=blocks, heads=heads, num_sms=gpu.num_sms, static=static)
-    return _Launch(varlen, causal, static, tuple(splits), packed, heads, group, row_blocks, lengths, t)
+    return _Launch(varlen, causal, static, tuple(splits), packed, heads, group, row_blocks, lengths, t, gather)
 
 
 def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarray, ...]:
@@ -143,6 +153,7 @@ def _main_kernel(
     table: LoopTable,
     tensors: dict[str, Tensor],
     partials: Partials | None,
+    pages: PagedCache | None,
     gpu: Profile,
 ) -> Kernel:
     t = launch.t
@@ -160,6 +171,8 @@ def _main_kernel(
         "o_head": np.where(is_split, -1, matrix),
         **table.coordinates(length, block, split),
     }
+    if pages is not None:
+        coords |= pages.coordinates(coords, batch)
     o_head, dv = var("o_head"), problem.head_dim_v
     if partials is not None:
         coords |= partials.coordinates(matrix, split, writes_o=is_split & live, writes_lse=is_split)
@@ -186,9 +199,10 @@ def _main_kernel(
             return ()  # the accumulators go to HBM directly
         return (by_sequence(keep_fp32(skip_empty_q(op)), problem.seqlen_q),)
 
+    roles = rewrite_roles(fa3.roles(problem, t, tensors, launch.group, *targets), adapt)
     return Kernel(
         "flash_fwd_sm90",
-        rewrite_roles(fa3.roles(problem, t, tensors, launch.group, *targets), adapt),
+        roles if pages is None else pages.roles(roles),
         coords,
         (Trip("n_masked"), Trip("n_full")),
         threads=t.threads,
@@ -223,7 +237,10 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     launch = _launch(problem, gpu, substitutions)
     p, t = problem.with_(causal=launch.causal), launch.t
     tensors = matrices(p, t.tile_m, t.tile_n, launch.packed)
-    rows = p.seqlen_q * launch.group
+    rows, pages = p.seqlen_q * launch.group, None
+    if p.page_size is not None:
+        pages = PagedCache.of(p, t.tile_n, launch.gather)
+        tensors = pages.tensors(tensors)
     table = LoopTable.of(
         launch.lengths,
         launch.row_blocks,
@@ -245,7 +262,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     partials, notes = None, []
     if max(launch.splits) > 1:
         partials = Partials.of(p.batch, p.kv_heads, rows, max(launch.splits), p.head_dim_v, p.head_dim_v, t.tile_m)
-    kernels = [*_before(p, launch), _main_kernel(p, launch, table, tensors, partials, gpu)]
+    kernels = [*_before(p, launch), _main_kernel(p, launch, table, tensors, partials, pages, gpu)]
     if partials is not None:
         per_sequence = partials.stacks // p.batch
 
@@ -274,7 +291,10 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         notes.append("one split: the main kernel writes O itself, without a combine kernel")
     if launch.varlen:
         notes.append("prepare, main and combine kernels overlap their launches (programmatic dependent launch)")
-    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(p, check_capacity(problem))
+    capacity = paged_capacity(p, check_capacity(p))
+    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(p, capacity)
+    if pages is not None:
+        live += pages.table.bytes
     if launch.static_splits > 1:
         live += launch.static_splits * p.batch * p.heads * p.seqlen_q * (p.head_dim_v + 1) * DTYPE_BYTES["fp32"]
     return Program(
@@ -292,5 +312,6 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             "splits_per_sequence": launch.splits,
             "pack_gqa": launch.packed and launch.group > 1,
             "tile": (t.tile_m, t.tile_n),
+            "kv_copies": "gather (cp.async)" if launch.gather else "TMA",
         },
     )
