@@ -72,6 +72,13 @@ IMPLEMENTATIONS = {
         features=frozenset({"deterministic"}),
         passes=("bwd", "fwd_bwd"),
     ),
+    "cudnn_sm90": Implementation(
+        "cudnn_sm90",
+        "fa3",
+        frozenset({"wgmma", "tma"}),
+        "kernel names in public profiles (sdpa_sm90_flash_bprop_wgmma, compute_dot_do_o, convert_dq); schedule assumed",
+        passes=("bwd",),
+    ),
 }
 DEFAULT = "flash_attn_3"
 #: flash_attn_3 has no backward in the wheels that exist for it.

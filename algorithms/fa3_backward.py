@@ -26,6 +26,11 @@ from simulator.program import Kernel, Program, Tensor, Trip
 
 #: SingleTileLPTBwdScheduler's idea of the L2 (flash_attn/cute/tile_scheduler.py): sizes the sections of heads.
 L2_BYTES_FOR_SECTIONS = 50 * 1024 * 1024
+CUDNN = "cudnn_sm90"
+CUDNN_ASSUMPTION = (
+    "cudnn_sm90: closed source; assumed to follow flash_attn_4_sm90's schedule with 64 queries a block at head dim 128 "
+    "with and without a mask (its kernel is named ..._flash_bprop_wgmma_f16_..._64x64x128) and the same helper kernels"
+)
 
 
 def _order(problem: AttentionProblem, t: BackwardTile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -96,7 +101,12 @@ def build_backward(
     if p.head_dim > 256 or p.head_dim % 8:
         raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes multiples of 8 up to 256")
     grouped = p.group > 1
-    t = fa3_backward_tile(p.head_dim, p.dtype, p.causal, gqa=grouped)
+    notes = []
+    if impl.name == CUDNN:
+        if p.head_dim > 128:
+            raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes head dims up to 128")
+        notes.append(CUDNN_ASSUMPTION)
+    t = fa3_backward_tile(p.head_dim, p.dtype, p.causal or impl.name == CUDNN, gqa=grouped)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"{impl.name}'s backward {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
@@ -119,7 +129,6 @@ def build_backward(
         zero_fill(f"fill_{name}_accum", tensors[f"{name}_accum"], t.tile_n, helpers[f"fill_{name}accum"].threads, gpu)
         for name in (("dK", "dV") if grouped else ())
     ]
-    notes = []
     if p.deterministic:
         locks = [Tensor("dQ_locks", heads, q_rows // t.tile_m, 1, "int32", "scratch", 1024)]
         if grouped:

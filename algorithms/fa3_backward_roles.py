@@ -38,8 +38,6 @@ from simulator.program import (
 )
 
 GROUPS = 2
-#: Threads of a warpgroup, and the SMEM bytes that its 4 warps can read a cycle's worth of (32 lanes x 4 bytes).
-WARPGROUP_THREADS = 128
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,9 @@ def _warpgroup(
         suffix, smem_shape = "", (bm, bn)
     p, ds = (Buffer(name, s.rows, s.cols, dtype) for name in ("P", "dS"))
     part_bytes = s.rows * s.cols * 2
-    # each lane fetches (or is shuffled) the statistics of the queries in its fragment
-    per_query = WARPGROUP_THREADS if d <= 64 else WARPGROUP_THREADS // 2
-    statistics = Exchange("statistics", 0, per_query * bm) if g.transposed else Exchange("statistics", 0, 4 * bm)
+    # up to head dim 64 a lane holds a part of LSE and D and gets the others by warp shuffles
+    shuffled = g.transposed and d <= 64
+    shuffle = [Compute("shuffle_statistic", s, (s,), s.rows, s.cols)] if shuffled else []
 
     if g.dkv == "keys_swapped":
         dk, dv = Buffer("dK", d, keys), Buffer("dV", d, keys)
@@ -189,19 +187,19 @@ def _warpgroup(
             Consume(q),
             Consume(pipes["LSE"]),
             scores[0],
-            statistics,
             Consume(do),
             Consume(pipes["D"]),
             scores[1],
             Await("S"),
             _mask(s, problem, g.transposed, row, key0 + first_key),
+            *shuffle,
             Compute(f"exp2_lse{suffix}", s, (s, pipes["LSE"]), s.rows, s.cols, (("scale_log2", scale * LOG2E),)),
-            statistics,
             Compute("convert", p, (s,), s.rows, s.cols),
             # P of the last block may still be read by the other warpgroup's products
             *([meet] if shared and single else []),
             *(write_p if shared else []),
             Await("dP"),
+            *shuffle,
             Compute(f"softmax_grad{suffix}", dp, (s, dp, pipes["D"]), s.rows, s.cols),
             Compute("convert", ds, (dp,), s.rows, s.cols),
             *([meet] if shared or single else []),

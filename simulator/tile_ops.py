@@ -125,6 +125,9 @@ TILE_OPS: dict[str, TileOp] = {
     "mask_end_transposed": TileOp(_transposed_mask, {"alu": 1.0}),
     # limits turned into predicate bits (R2P sets seven predicates at once), one select an element
     "mask_bits": TileOp(_mask, {"alu": 1.15}),
+    # a per-row value handed from the lane that holds it to those that need it: one warp shuffle for two elements, at
+    # half the rate of the ALU
+    "shuffle_statistic": TileOp(lambda a, p: a[0], {"alu": 1.0}),
     # a change of index order only: the layout in memory is that of the registers
     "relabel_transposed": TileOp(lambda a, p: a[0].T, {"alu": 0.0}),
     "row_dot": TileOp(lambda a, p: (a[0] * a[1]).sum(axis=1, keepdims=True), {"fma": 1.0}, {"alu": 4.0}),
