@@ -5,12 +5,12 @@ Also the exact SM<->L2 byte counts of a kernel, which need no simulation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simulator.problem import DTYPE_BYTES
-from simulator.program import Index, Kernel, Load, Loop, Role, Store, Tensor, Tile
+from simulator.program import Index, Kernel, Load, Loop, Role, Store, Tensor, Tile, var
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,9 @@ def _role_accesses(role: Role) -> list[Access]:
                 else:
                     position = "loop"
                 write = isinstance(op, Store)
+                if not write and op.multicast > 1:
+                    share = -(-place.rows // op.multicast)
+                    place = replace(place, row=place.row + var("cluster_rank") * share, rows=share)
                 found.append(Access(place, write, write and op.accumulate, loops, position))
 
     walk(role.ops, (), [False])
@@ -100,6 +103,11 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
             return None
         if coefficient["row"] == 0 and coefficient["col"] == 0:
             return np.broadcast_to(rows * cols * count * inside * size, (n,))
+        if abs(coefficient["row"]) > place.rows and coefficient["col"] == 0:
+            last = row + coefficient["row"] * np.maximum(count - 1, 0)
+            if np.minimum(row, last).min() >= 0 and (np.maximum(row, last) + place.rows).max() <= tensor.rows:
+                return np.broadcast_to(place.rows * cols * count * inside * size, (n,))
+            return None
         if abs(coefficient["row"]) == place.rows and coefficient["col"] == 0:
             low = row if coefficient["row"] > 0 else row - (count - 1) * place.rows
             span = np.clip(np.minimum(low + count * place.rows, tensor.rows) - np.maximum(low, 0), 0, None)

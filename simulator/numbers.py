@@ -19,6 +19,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -170,7 +171,7 @@ class _RoleRun:
             while cta.semaphores.get(op.name, 0) < 1:
                 yield
             cta.semaphores[op.name] -= 1
-        elif not isinstance(op, Exchange):
+        elif not isinstance(op, Exchange | Instructions):
             raise TypeError(f"unknown operation {op!r}")
 
     def _load(self, op: Load) -> None:

@@ -191,13 +191,14 @@ def view(operand: Buffer | Pipe | View) -> View:
 @dataclass(frozen=True)
 class Load:
     """Copy a tile from HBM (through L2) on chip. Into a pipe it is asynchronous; into a buffer it blocks,
-    unless ``token`` names it for a later :class:`Await`. ``instructions_per_row`` > 0 charges the issuing warps
-    for address generation (gathers)."""
+    unless ``token`` names it for a later :class:`Await`. With ``multicast`` > 1 the CTAs of a cluster (coordinate
+    ``cluster_rank``) each fetch that share of the tile's rows and hand it to the others: L2 sees the tile once."""
 
     source: Tile
     into: Buffer | Pipe | View
     token: str | None = None
     via: str = "cp_async"
+    multicast: int = 1
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,8 @@ class Matmul:
     ``token`` makes it asynchronous (wgmma): its result exists after ``Await(token)``, and results arrive in
     the order of issue. ``split`` says how the role's warps share the tile, which decides what each reads from
     SMEM: ``rows`` (each warp its rows of ``a``, all of ``b``) or ``cols``/``inner`` (FlashAttention-1's slices).
+    ``instructions`` are lane-operations by unit that the compiled loop executes around the tensor instructions
+    (fragment loads, addresses, predicates), interleaved with them.
     """
 
     out: Buffer | View
@@ -249,6 +252,7 @@ class Matmul:
     token: str | None = None
     split: str = "rows"
     scale: float = 1.0
+    instructions: tuple[tuple[str, float], ...] = ()
 
     @property
     def mnk(self) -> tuple[int, int, int]:
@@ -279,6 +283,14 @@ class Compute:
     rows: int
     cols: int
     params: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """Lane-operations by unit that a compiled kernel executes beyond its tile operations (no numerical effect)."""
+
+    name: str
+    work: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -325,7 +337,22 @@ class Loop:
         object.__setattr__(self, "body", tuple(self.body))
 
 
-Op = Load | Store | Acquire | Consume | Release | Matmul | Await | Compute | Exchange | Barrier | Wait | Signal | Loop
+Op = (
+    Load
+    | Store
+    | Acquire
+    | Consume
+    | Release
+    | Matmul
+    | Await
+    | Compute
+    | Instructions
+    | Exchange
+    | Barrier
+    | Wait
+    | Signal
+    | Loop
+)
 
 
 @dataclass(frozen=True)

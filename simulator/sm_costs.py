@@ -19,6 +19,7 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -34,7 +35,7 @@ from simulator.program import (
 from simulator.tile_ops import work_of
 
 #: Pipes of one SM. ``dispatch`` carries what elementwise instructions of all warps share; ``port`` is the path from L2.
-PIPES = ("tensor", "exp", "fp32", "alu", "convert", "dispatch", "smem", "port", "port_out")
+PIPES = ("tensor", "exp", "fp32", "alu", "dispatch", "issue", "smem", "port", "port_out")
 PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
 #: What a waiting instruction stream waits for.
 CAUSES = ("tensor", "exp", "fp32", "smem", "memory", "latency")
@@ -48,6 +49,7 @@ class SmSpec:
     alu: float
     exp: float
     convert: float
+    issue_lanes: float
     smem_bytes: float
     port_bytes: float
     tensor_flop: float
@@ -68,6 +70,7 @@ class SmSpec:
             alu=profile.alu_per_cycle_per_sm,
             exp=profile.exp_per_cycle_per_sm * physics.exp_efficiency,
             convert=profile.convert_per_cycle_per_sm,
+            issue_lanes=32 * profile.issue_slots_per_cycle_per_sm,
             smem_bytes=profile.smem_bandwidth_bytes_per_cycle_per_sm,
             port_bytes=profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
             tensor_flop=profile.tensor_rate(path, dtype),
@@ -130,20 +133,26 @@ def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> tuple[list[tuple[int, 
     ], smem / spec.smem_bytes
 
 
-def _compute_work(fn: str, rows: int, cols: int, warps: int, spec: SmSpec) -> tuple[list, float, str]:
-    lanes = work_of(fn, rows, cols)
+def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
+    """Cycles by pipe of lane-operations by unit. Conversions run on the ALU's ports; everything takes an issue slot."""
+    convert = lanes.get("convert", 0.0)
     cycles = {
         "fp32": lanes.get("fma", 0.0) / spec.fma,
-        "alu": lanes.get("alu", 0.0) / spec.alu,
+        "alu": lanes.get("alu", 0.0) / spec.alu + convert / spec.convert,
         "exp": lanes.get("exp", 0.0) / spec.exp,
-        "convert": lanes.get("convert", 0.0) / spec.convert,
+        "issue": sum(lanes.values()) / spec.issue_lanes,
     }
-    plain = cycles["fp32"] + cycles["alu"] + cycles["convert"]
-    cycles["dispatch"] = cycles["exp"] + spec.serialisation * plain
+    cycles["dispatch"] = cycles["exp"] + spec.serialisation * (cycles["fp32"] + cycles["alu"])
+    return {pipe: amount for pipe, amount in cycles.items() if amount > 0}
+
+
+def _compute_work(lanes, warps: int, spec: SmSpec) -> tuple[list, float, str]:
+    cycles = _lane_work(lanes, spec)
     share = min(1.0, warps / 4)
-    minimum = max(cycles.values()) / share
-    cause = "exp" if cycles["exp"] >= plain and cycles["exp"] > 0 else "fp32"
-    return [(PIPE_INDEX[p], c) for p, c in cycles.items() if c > 0], minimum, cause
+    minimum = max(cycles.values(), default=0.0) / share
+    plain = cycles.get("fp32", 0.0) + cycles.get("alu", 0.0)
+    cause = "exp" if cycles.get("exp", 0.0) >= plain and cycles.get("exp", 0.0) > 0 else "fp32"
+    return [(PIPE_INDEX[p], c) for p, c in cycles.items()], minimum, cause
 
 
 def _compile_op(op, warps: int, spec: SmSpec):
@@ -151,7 +160,7 @@ def _compile_op(op, warps: int, spec: SmSpec):
         return TimedLoop(op.count, op.var, compile_ops(op.body, warps, spec))
     if isinstance(op, Load):
         target = view(op.into)
-        work = [(PIPE_INDEX["port"], op.source.bytes / spec.port_bytes)]
+        work = [(PIPE_INDEX["port"], op.source.bytes / op.multicast / spec.port_bytes)]
         if target.space == "smem":
             work.append((PIPE_INDEX["smem"], op.source.bytes / spec.smem_bytes))
         is_pipe = isinstance(target.source, Pipe)
@@ -169,16 +178,20 @@ def _compile_op(op, warps: int, spec: SmSpec):
     if isinstance(op, Matmul):
         work, smem_cycles = _matmul_work(op, warps, spec)
         extra = 0.0 if spec.is_wgmma else (1.0 - spec.fragment_overlap) * smem_cycles
+        work += [(PIPE_INDEX[pipe], cycles) for pipe, cycles in _lane_work(dict(op.instructions), spec).items()]
         if op.token is not None:
             return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause="tensor")
         return Timed("work", tuple(work), spec.matmul_latency + extra, cause="tensor")
     if isinstance(op, Await):
         return Timed("await", key=op.token, cause="tensor")
     if isinstance(op, Compute):
-        work, minimum, cause = _compute_work(op.fn, op.rows, op.cols, warps, spec)
+        work, minimum, cause = _compute_work(work_of(op.fn, op.rows, op.cols), warps, spec)
         if not work:
             return None
         return Timed("work", tuple(work), spec.elementwise_latency, minimum, cause)
+    if isinstance(op, Instructions):
+        work, minimum, cause = _compute_work(dict(op.work), warps, spec)
+        return Timed("work", tuple(work), 0.0, minimum, cause) if work else None
     if isinstance(op, Exchange):
         cycles = (op.bytes_written + op.bytes_read) / spec.smem_bytes
         return Timed("work", ((PIPE_INDEX["smem"], cycles),), spec.barrier_latency, cause="smem")

@@ -7,6 +7,7 @@ lane-operations per element of the operation's ``rows x cols`` shape by executio
 ``alu``      minimum/maximum, compare, select, integer and logic
 ``exp``      special functions (``ex2``, reciprocal, logarithm)
 ``convert``  conversions to or from 16-bit types (a packed instruction converts two elements)
+``issue``    instructions that need an issue slot and none of these units (control, addresses, memory)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-UNITS = ("fma", "alu", "exp", "convert")
+UNITS = ("fma", "alu", "exp", "convert", "issue")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.accesses import sm_traffic
-from simulator.program import Compute, Kernel, Matmul, Program
+from simulator.program import Compute, Instructions, Kernel, Matmul, Program
 from simulator.tile_ops import UNITS, work_of
 
 __all__ = ["executed_work", "program_traffic", "sm_traffic"]
@@ -15,12 +15,15 @@ def executed_work(kernel: Kernel) -> dict[str, float]:
     """Work that ``kernel`` executes, padding included: ``matmul`` in FLOP, the other units in lane-operations."""
     total = dict.fromkeys(("matmul", *UNITS), 0.0)
     for _role, loops, op in kernel.walk():
-        if not isinstance(op, Matmul | Compute):
+        if not isinstance(op, Matmul | Compute | Instructions):
             continue
         times = _repetitions(loops, kernel)
         if isinstance(op, Matmul):
             m, n, k = op.mnk
             total["matmul"] += 2.0 * m * n * k * times
+        if not isinstance(op, Compute):
+            for unit, amount in op.instructions if isinstance(op, Matmul) else op.work:
+                total[unit] += amount * times
         else:
             for unit, amount in work_of(op.fn, op.rows, op.cols).items():
                 total[unit] += amount * times
