@@ -1,0 +1,380 @@
+"""``iosim roofline``, ``io``, ``scale`` and ``timeline``: pictures, each written with the CSV that it shows."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulator.errors import InputError
+from simulator.options import RunOptions, comma_list, takes_problem, whole_number
+from simulator.problem import AttentionProblem
+
+_Gpu = Annotated[str, typer.Option("--gpu", help="GPUs, with commas: names of 'iosim gpus' or YAML files.")]
+_Algorithm = Annotated[str | None, typer.Option("--algorithm", help="Algorithms, with commas (default: all).")]
+_Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", "-o", metavar="FILE", help="The picture (.png, .svg, .pdf); its CSV lies beside it."),
+]
+_From = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE", help="Draw a saved picture's CSV, or results of --json, again."),
+]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save the results, for --from.")]
+_Hypothetical = Annotated[
+    bool, typer.Option("--hypothetical", help="Also simulate what a GPU lacks the capability for.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the picture commands to ``app``."""
+    app.command("roofline")(roofline)
+    app.command("io")(io)
+    app.command("scale")(scale)
+    app.command("timeline")(timeline)
+
+
+@takes_problem()
+def roofline(
+    *,
+    problem: AttentionProblem,
+    conditions: RunOptions,
+    gpu: _Gpu = "h100_sxm",
+    algorithm: _Algorithm = None,
+    plot: _Plot = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="CSV", help="Measurements: their points beside the predicted ones.")
+    ] = None,
+    source: _From = None,
+    json_file: _Json = None,
+    hypothetical: _Hypothetical = False,
+) -> None:
+    """Hierarchical roofline: each kernel's FLOP/s against its FLOPs per HBM, L2 and shared-memory byte.
+
+    Solid ceilings are the profile's numbers, dashed ones what a kernel sustains in the model; FLOPs are nominal.
+    """
+    from simulator.plots.roofline import plot_roofline, roofline_rows
+
+    plot = _prepare(plot, "roofline.png", json_file)
+    rows = _saved_rows(source, "roofline")
+    if rows is None:
+        results = _results(source, problem, gpu, algorithm, conditions, hypothetical)
+        measured = []
+        if data is not None:
+            from simulator.plots.measured import measured_points
+
+            measured = measured_points(data, results)
+        rows = roofline_rows(results, _profiles_of(results, gpu, conditions), measured)
+        _save(json_file, results)
+    _write(plot, plot_roofline(rows=rows)[0], rows)
+
+
+@takes_problem()
+def io(
+    *,
+    problem: AttentionProblem,
+    conditions: RunOptions,
+    gpu: _Gpu = "h100_sxm",
+    algorithm: _Algorithm = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="seqlen, sram or l2: bytes against it (default: bytes by tensor).")
+    ] = None,
+    values: Annotated[
+        str | None, typer.Option("--values", help="Values of --against, with commas: tokens, KiB or MB.")
+    ] = None,
+    plot: _Plot = None,
+    source: _From = None,
+    json_file: _Json = None,
+    hypothetical: _Hypothetical = False,
+) -> None:
+    """Bytes by tensor and level of memory; against sequence length, SRAM size or L2 size."""
+    from simulator.plots.io import io_rows, plot_io, plot_io_sweep
+
+    if against is None:
+        plot = _prepare(plot, "io.png", json_file)
+        rows = _saved_rows(source, "io")
+        if rows is None:
+            results = _results(source, problem, gpu, algorithm, conditions, hypothetical)
+            rows = io_rows(results)
+            _save(json_file, results)
+        _write(plot, plot_io(rows=rows)[0], rows)
+        return
+    if against not in ("seqlen", "sram", "l2"):
+        raise InputError(f"--against: {against!r} is unknown; use seqlen, sram or l2")
+    if json_file is not None:
+        raise InputError("--json: a sweep is saved by the CSV beside its picture; leave --json out")
+    plot = _prepare(plot, f"io-{against}.png")
+    rows = _saved_rows(source, f"io-{against}", only_csv=True)
+    if rows is None:
+        rows = sweep(against, _numbers(values), problem, gpu, algorithm, conditions, hypothetical)
+    _write(plot, plot_io_sweep(rows)[0], rows)
+
+
+def sweep(
+    against: str,
+    values: list[float] | None,
+    problem: AttentionProblem,
+    gpu: str,
+    algorithm: str | None,
+    conditions: RunOptions,
+    hypothetical: bool = False,
+) -> list[dict[str, Any]]:
+    """Rows of ``iosim io --against``: ``values`` in tokens, KiB or MB (None: a spread that fits)."""
+    from simulator import plot_runs
+    from simulator.plots.io import sweep_rows
+
+    names = comma_list(gpu, "--gpu")
+    if len(names) > 1:
+        raise InputError("--gpu: a sweep is about one GPU; name one")
+    profile = conditions.profile(names[0])
+    algorithms = _algorithms(algorithm)
+    if against == "seqlen":
+        lengths = [int(v) for v in values] if values else list(plot_runs.SEQLENS)
+        found = plot_runs.seqlen_runs(problem, [profile], algorithms, conditions, lengths, None, hypothetical)
+        series = [(one.problem.seqlen_k, one, {}) for one in found]
+    else:
+        key, unit = ("l2_bytes", 1e6) if against == "l2" else ("smem_bytes_per_sm", 1024)
+        if against == "sram" and algorithm is None:
+            # the algorithms whose blocks follow the size of the SRAM; the others' tiles are fixed in their kernels
+            algorithms = ["fa1:flash_attn_1_paper"]
+        if values is None and against == "l2":
+            values = [round(profile.l2_bytes * factor / 1e6, 1) for factor in plot_runs.L2_FACTORS]
+        points = [value * unit for value in values or plot_runs.SRAM_KIB]
+        changed = plot_runs.changed_runs(key, points, problem, profile, algorithms, conditions)
+        series = [(value / unit, one, {}) for value, one in changed]
+        if against == "sram":
+            series = _with_guide(series)
+    _report_skipped([one for _, one, _ in series])
+    return sweep_rows(
+        against, [(x, one.algorithm, one.result, {"base_gpu": profile.name, **more}) for x, one, more in series]
+    )
+
+
+def _with_guide(series: list) -> list:
+    """Add FlashAttention-1's Θ(N²d²/M), scaled to the bytes of its first point."""
+    from simulator.plot_runs import guide_bytes
+
+    scale, found = None, []
+    for x, one, more in series:
+        if one.result is not None and one.algorithm.startswith("fa1"):
+            sram = one.profile.smem_bytes_per_cta_max
+            moved = one.result.l2_read_bytes + one.result.l2_write_bytes
+            scale = scale or moved / guide_bytes(one.problem, sram)
+            more = more | {"guide_bytes": scale * guide_bytes(one.problem, sram), "sram_bytes": sram}
+        found.append((x, one, more))
+    return found
+
+
+@takes_problem()
+def scale(
+    *,
+    problem: AttentionProblem,
+    conditions: RunOptions,
+    gpu: _Gpu = "h100_sxm",
+    algorithm: _Algorithm = None,
+    seqlens: Annotated[
+        str | None, typer.Option("--seqlens", help="Sequence lengths, with commas (default: 512 to 65536).")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, help="Keep batch times length at this (default: keep --batch).")
+    ] = None,
+    plot: _Plot = None,
+    source: _From = None,
+    hypothetical: _Hypothetical = False,
+) -> None:
+    """Time and memory against sequence length; where two algorithms change places is marked."""
+    from simulator import plot_runs
+    from simulator.plots.scale import plot_scale, scale_rows
+
+    plot = _prepare(plot, "scale.png")
+    rows = _saved_rows(source, "scale", only_csv=True)
+    if rows is None:
+        lengths = [int(v) for v in _numbers(seqlens) or plot_runs.SEQLENS]
+        profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
+        found = plot_runs.seqlen_runs(
+            problem, profiles, _algorithms(algorithm), conditions, lengths, tokens, hypothetical
+        )
+        _report_skipped(found)
+        rows = scale_rows(
+            [(one.problem.seqlen_k, one.profile.name, one.algorithm, one.result, one.error) for one in found],
+            {profile.name: profile.hbm_bytes for profile in profiles},
+        )
+    _write(plot, plot_scale(rows)[0], rows)
+
+
+@takes_problem()
+def timeline(
+    *,
+    problem: AttentionProblem,
+    conditions: RunOptions,
+    gpu: _Gpu = "h100_sxm",
+    algorithm: Annotated[str, typer.Option("--algorithm", help="Algorithms, with commas.")] = "fa2,fa3",
+    view: Annotated[str, typer.Option("--view", help="sm: pipes of one SM; gpu: CTAs of all SMs.")] = "sm",
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="Launch to look into, by name or number (default: the longest).")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="F.json", help="Write a trace for Perfetto or chrome://tracing.")
+    ] = None,
+    plot: _Plot = None,
+    source: _From = None,
+    hypothetical: _Hypothetical = False,
+) -> None:
+    """Who waits for what: one SM's pipes and warpgroups, or the GPU's CTAs, over time; a trace for Perfetto."""
+    from simulator.plots.timeline import gpu_rows, plot_gpu_timeline, plot_sm_timeline, sm_rows
+
+    if view not in ("sm", "gpu"):
+        raise InputError(f"--view: {view!r} is unknown; use sm or gpu")
+    if perfetto is None or plot is not None:
+        plot = _prepare(plot, f"timeline-{view}.png", perfetto)
+    rows = _saved_rows(source, f"timeline-{view}", only_csv=True)
+    if rows is not None and perfetto is not None:
+        raise InputError("--perfetto: a saved picture holds no whole trace; leave --from out")
+    if rows is None:
+        seen = observations(problem, conditions, gpu, algorithm, kernel, hypothetical)
+        if perfetto is not None:
+            from simulator.trace import write_trace
+
+            write_trace(perfetto, seen, command_line())
+            print(f"wrote {perfetto} (open it in ui.perfetto.dev or chrome://tracing)")
+        rows = sm_rows(seen) if view == "sm" else gpu_rows(seen)
+    if plot is not None:
+        _write(plot, (plot_sm_timeline if view == "sm" else plot_gpu_timeline)(rows=rows)[0], rows)
+
+
+def observations(
+    problem: AttentionProblem,
+    conditions: RunOptions,
+    gpu: str,
+    algorithm: str,
+    kernel: str | None = None,
+    hypothetical: bool = False,
+) -> list:
+    """Recorded runs of each algorithm on each GPU; what cannot run is told on stderr."""
+    from simulator.comparison import decode_problem, parse_algorithm
+    from simulator.observe import observe
+
+    seen, errors = [], []
+    for name in comma_list(gpu, "--gpu"):
+        profile = conditions.profile(name)
+        for wanted in comma_list(algorithm, "--algorithm"):
+            known, implementation = parse_algorithm(wanted)
+            asked = decode_problem(problem) if known == "flash_decoding" else problem
+            try:
+                seen.append(
+                    observe(
+                        known,
+                        asked,
+                        profile,
+                        implementation=implementation,
+                        hypothetical=hypothetical,
+                        kernel=kernel,
+                        **conditions.arguments(),
+                    )
+                )
+            except InputError as error:
+                errors.append((f"{wanted} on {name}", str(error)))
+    if not seen:
+        raise InputError(errors[0][1])
+    for what, error in errors:
+        print(f"iosim: {what} left out: {error}", file=sys.stderr)
+    return seen
+
+
+def command_line() -> str:
+    """The command that is running, as a user would type it."""
+    return shlex.join(["iosim", *sys.argv[1:]])
+
+
+def _algorithms(text: str | None) -> list[str]:
+    from simulator.comparison import all_algorithms
+
+    return comma_list(text, "--algorithm") if text is not None else all_algorithms()
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [float(whole_number(part)) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or sorted(set(numbers)) != sorted(numbers):
+        raise InputError(f"--values: {text!r} is no list of different whole numbers; write 512,1024,2048")
+    return numbers
+
+
+def _results(source, problem, gpu, algorithm, conditions, hypothetical) -> list:
+    if source is not None:
+        from simulator.saved_results import load_results
+
+        return load_results(source)
+    from simulator.plot_runs import runs
+
+    profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
+    found = runs(problem, profiles, _algorithms(algorithm), conditions, hypothetical)
+    _report_skipped(found)
+    return [one.result for one in found if one.result is not None]
+
+
+def _report_skipped(found) -> None:
+    told = set()
+    for one in found:
+        line = f"iosim: {one.algorithm} on {one.profile.name} left out: {one.error}"
+        if one.result is None and line not in told:
+            told.add(line)
+            print(line, file=sys.stderr)
+
+
+def _profiles_of(results, gpu: str, conditions: RunOptions) -> list:
+    """The profiles of the results' GPUs: those given, or shipped ones of that name (with its ``[key=value]`` changes)."""
+    given = {}
+    for name in comma_list(gpu, "--gpu"):
+        profile = conditions.profile(name)
+        given[profile.name] = profile
+    found = []
+    for name in dict.fromkeys(result.gpu for result in results):
+        stem, _, changes = name.partition("[")
+        texts = tuple(changes.rstrip("]").split(",")) if changes else ()
+        found.append(given[name] if name in given else RunOptions(overrides=texts).profile(stem))
+    return found
+
+
+def _saved_rows(source: Path | None, picture: str, only_csv: bool = False):
+    from simulator.plots.rows import read_rows
+
+    if source is None or (source.suffix.lower() == ".json" and not only_csv):
+        return None
+    return read_rows(source, picture)
+
+
+def _prepare(plot: Path | None, default: str, *others: Path | None) -> Path:
+    """The picture's path, checked with the other files to write before any work."""
+    from simulator.compare_command import check_files
+    from simulator.plots.style import check_picture_path
+
+    plot = check_picture_path(plot or Path(default))
+    check_files(plot, plot.with_suffix(".csv"), *others)
+    return plot
+
+
+def _save(json_file: Path | None, results) -> None:
+    if json_file is not None:
+        from simulator.atomic_write import write_text
+        from simulator.saved_results import results_json
+
+        write_text(json_file, results_json(results, command_line()))
+        print(f"wrote {json_file}")
+
+
+def _write(plot: Path, figure, rows) -> None:
+    from simulator.atomic_write import write_text
+    from simulator.plots.rows import rows_csv
+    from simulator.plots.style import save_figure
+
+    save_figure(figure, plot)
+    write_text(plot.with_suffix(".csv"), rows_csv(rows))
+    print(f"wrote {plot} and {plot.with_suffix('.csv')}")
