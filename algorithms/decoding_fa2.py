@@ -115,7 +115,7 @@ def _main_kernel(
 
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
     seen = problem.with_(causal=launch.causal)
-    roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets), adapt)
+    roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
     return Kernel(
         "flash_fwd_splitkv" if launch.splitkv_kernel else "flash_fwd",
         roles if pages is None else pages.roles(roles),

@@ -6,6 +6,8 @@ rows of K and V) and keeps ``m`` (row maximum), ``l`` (row sum) and an unnormali
 
 from __future__ import annotations
 
+import numpy as np
+
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -21,7 +23,9 @@ from algorithms.common import (
     row_vectors,
 )
 from algorithms.fa2_backward import build_backward
+from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.heuristics import fa2_key_loop
+from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
 from algorithms.passes import forward_backward
 from simulator.errors import UnsupportedError
@@ -89,14 +93,33 @@ def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -
     ]
 
 
+def spill_tensor(t: Fa2Tile, gpu: Profile) -> Tensor | None:
+    """Local memory for spilled registers: one row for each CTA that the GPU holds at a time; ``None`` without spills.
+
+    Spilled stores go through to L2; the same lines are reused by every iteration and by every later CTA.
+    """
+    size = fa2_forward_counts(t.padded_head_dim).spill_store_bytes
+    slots = gpu.num_sms * t.ctas_per_sm
+    return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
+
+
 def roles(
-    problem: AttentionProblem, t: Fa2Tile, tensors: dict[str, Tensor], group: int, o_tile, lse_tile
+    problem: AttentionProblem,
+    t: Fa2Tile,
+    tensors: dict[str, Tensor],
+    group: int,
+    o_tile,
+    lse_tile,
+    *,
+    split: bool = False,
 ) -> tuple[Role, ...]:
     """The loader (cp.async issued by the compute warps, one K and one V buffer) and the compute warps.
 
     Warps are taken four at a time (one per SM sub-partition); each set owns ``Br * 4 / num_warps`` rows.
-    ``o_tile``/``lse_tile`` map (first row, rows) to where the results go.
+    ``o_tile``/``lse_tile`` map (first row, rows) to where the results go. ``split`` takes the counted instructions
+    of the split-KV kernel. A tensor ``spill`` among ``tensors`` receives spilled registers (coordinate ``slot``).
     """
+    counts = fa2_forward_counts(t.padded_head_dim, split)
     sets = max(1, t.num_warps // 4)
     rows, d = t.tile_m // sets, t.padded_head_dim
     dtype = problem.dtype
@@ -132,7 +155,7 @@ def roles(
 
         def body(first_row: str, masked: bool) -> list:
             col: Index = var(first_row) + var("j") * -t.tile_n
-            return [
+            ops = [
                 Consume(k_pipe),
                 Barrier("block", sets),
                 Matmul(s, q, k_pipe, transpose_b=True),
@@ -145,6 +168,16 @@ def roles(
                 Matmul(o, p, v_pipe, accumulate=True),
                 Release(v_pipe),
             ]
+            elements = rows * t.tile_n
+            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn == "mask")]
+            ops = spread_over_matmuls(
+                ops, residual_instructions(plain, counts.mix, elements), counts.mix.tensor * elements
+            )
+            if "spill" in tensors:
+                spilled = Buffer("spilled", 1, tensors["spill"].cols // sets)
+                where = tile(tensors["spill"], 0, var("slot"), 1, index * spilled.cols, spilled.cols)
+                ops.append(Store(View(spilled), where))
+            return ops
 
         load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
         return Role(
@@ -198,6 +231,9 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
             f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
         )
     tensors = matrices(problem, t.tile_m, t.tile_n)
+    spill = spill_tensor(t, gpu)
+    if spill is not None:
+        tensors["spill"] = spill
     row_blocks = ceil_div(problem.seqlen_q, t.tile_m)
     # grid (row block, batch, head), the first fastest: heads of a KV group run one after another
     block, batch, head = grid_indices(row_blocks, problem.batch, problem.heads)
@@ -219,6 +255,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
         "q_head": batch * problem.heads + head,
         "kv_head": batch * problem.kv_heads + head // problem.group,
         "row0": block * t.tile_m,
+        "slot": np.arange(len(block), dtype=np.int64) % (gpu.num_sms * t.ctas_per_sm),
         **{name: values[block] for name, values in by_block.items()},
     }
     d = t.padded_head_dim
@@ -249,7 +286,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
         (kernel,),
         {k: tensors[k] for k in "QKV"},
         {k: tensors[k] for k in ("O", "LSE")},
-        compulsory_bytes(tensors.values()),
+        compulsory_bytes(t for t in tensors.values() if t.kind != "scratch"),
         substitutions=tuple(substitutions),
         attributes={"tile": (t.tile_m, t.tile_n)},
     )

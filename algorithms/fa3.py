@@ -25,9 +25,11 @@ from algorithms.common import (
     matrices,
     row_vectors,
 )
+from algorithms.counted import residual_instructions
 from algorithms.fa2 import epilogue
 from algorithms.fa3_backward import build_backward
 from algorithms.heuristics import fa3_key_loop, fa3_pack_gqa, fa3_schedule, fa3_section_heads
+from algorithms.instruction_counts import fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
 from algorithms.passes import forward_backward
 from simulator.errors import UnsupportedError
@@ -41,6 +43,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -111,11 +114,14 @@ def roles(
     head, kv_head, j = var("q_head"), var("kv_head"), var("j")
 
     def load_k(row) -> list:
-        return [Acquire(k_pipe), Load(tile(tensors["K"], kv_head, row, bc, 0, d), k_pipe, via="tma")]
+        source = tile(tensors["K"], kv_head, row, bc, 0, d)
+        return [Acquire(k_pipe), Load(source, k_pipe, via="tma", multicast=t.cluster_m)]
 
     def load_v(row) -> list:
-        return [Acquire(v_pipe), Load(tile(tensors["V"], kv_head, row, bc, 0, dv), v_pipe, via="tma")]
+        source = tile(tensors["V"], kv_head, row, bc, 0, dv)
+        return [Acquire(v_pipe), Load(source, v_pipe, via="tma", multicast=t.cluster_m)]
 
+    mix = fa3_forward_mix(d, problem.causal, "e4m3" if dtype == "fp8" else dtype)
     masked, full = var("masked_row"), var("full_row")
     loader = Role(
         "loader",
@@ -149,6 +155,9 @@ def roles(
         def rescale() -> Compute:
             return Compute("rescale", o, (o, v["alpha"]), rows, dv)
 
+        modelled = [*_softmax(s, v, scale), *convert_p(), rescale()]
+        beyond = Instructions("softmax", residual_instructions(modelled, mix, rows * bc))
+
         def step(col, is_masked: bool) -> list:
             mask = [mask_op(s, problem, row0, col, group)] if is_masked else []
             first = [rescale()] if t.rescale_o_before_gemm else []
@@ -165,6 +174,7 @@ def roles(
                     Release(k_pipe),
                     *mask,
                     *_softmax(s, v, scale),
+                    beyond,
                     *convert_p(),
                     rescale(),
                     *issue_o,
@@ -182,6 +192,7 @@ def roles(
                 Release(k_pipe),
                 *mask,
                 *_softmax(s, v, scale),
+                beyond,
                 Await("O"),
                 Release(v_pipe),
                 *convert_p(),
@@ -196,6 +207,7 @@ def roles(
                 Release(k_pipe),
                 mask_op(s, problem, row0, masked, group),
                 *_softmax(s, v, scale),
+                beyond,
                 *convert_p(),
                 fill(v["alpha"], 1.0),
             ]
@@ -287,6 +299,7 @@ def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tup
         "q_head": flat,
         "kv_head": batch * problem.kv_heads + head // (1 if packed else problem.group),
         "row0": block * t.tile_m,
+        "cluster_rank": block % t.cluster_m,
         **{name: values[block] for name, values in by_block.items()},
     }
     return coords, {"static_persistent": "static", "dynamic_persistent": "dynamic"}[schedule.kind]
@@ -336,15 +349,16 @@ def build_forward(
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     causal = problem.causal and problem.seqlen_q > 1
 
-    def tile_for(packed: bool) -> Fa3Tile:
+    def tile_for(packed: bool, row_blocks: int | None = None) -> Fa3Tile:
         return fa3_forward_tile(
-            problem.head_dim, problem.head_dim_v, problem.dtype, causal=causal, pack_gqa=packed
+            problem.head_dim, problem.head_dim_v, problem.dtype, causal=causal, pack_gqa=packed, row_blocks=row_blocks
         )
 
     t = tile_for(False)
     fills = fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=t.tile_m)
     packed = may_pack and problem.group > 1 and fills
-    t = fit_tile(tile_for(packed), problem, gpu, substitutions)
+    rows = problem.seqlen_q * (problem.group if packed else 1)
+    t = fit_tile(tile_for(packed, ceil_div(rows, t.tile_m)), problem, gpu, substitutions)
     problem_run = problem if causal == problem.causal else problem.with_(causal=causal)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
     coords, schedule = tile_coordinates(problem_run, t, packed)

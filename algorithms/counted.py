@@ -1,0 +1,33 @@
+"""Instructions that a compiled kernel executes beyond its tile operations, from counts on hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from algorithms.instruction_counts import InstructionMix
+from simulator.program import Compute, Matmul, walk_ops
+from simulator.tile_ops import UNITS, work_of
+
+
+def residual_instructions(ops: Iterable, mix: InstructionMix, elements: int) -> tuple[tuple[str, float], ...]:
+    """Lane-operations by unit that ``mix`` (per score element) counts and the :class:`Compute` operations of one
+    iteration ``ops`` do not account for; tensor instructions are left out of ``issue``."""
+    modelled = dict.fromkeys(UNITS, 0.0)
+    for _loops, op in walk_ops(ops):
+        if isinstance(op, Compute):
+            for unit, amount in work_of(op.fn, op.rows, op.cols).items():
+                modelled[unit] += amount
+    fma = max(0.0, mix.fma * elements - modelled["fma"])
+    alu = max(0.0, mix.alu * elements - modelled["alu"] - modelled["convert"])
+    issue = (mix.issue - mix.tensor) * elements - sum(modelled.values()) - fma - alu
+    return tuple((unit, amount) for unit, amount in (("fma", fma), ("alu", alu), ("issue", max(0.0, issue))) if amount)
+
+
+def spread_over_matmuls(ops: list, work: tuple[tuple[str, float], ...], tensor_instructions: float) -> list:
+    """``ops`` with ``work`` and the issue slots of ``tensor_instructions`` shared equally by their matmuls."""
+    matmuls = sum(isinstance(op, Matmul) for op in ops)
+    lanes = dict(work)
+    lanes["issue"] = lanes.get("issue", 0.0) + tensor_instructions
+    share = tuple((unit, amount / matmuls) for unit, amount in lanes.items())
+    return [replace(op, instructions=share) if isinstance(op, Matmul) else op for op in ops]
