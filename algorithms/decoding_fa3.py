@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algorithms import fa3
+from algorithms import fa3, fa3_fp8
 from algorithms.combine import Partials, combine_kernel, helper_kernel
 from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
 from algorithms.decoding_common import (
@@ -67,11 +67,11 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     p, capacity = problem, paged_capacity(problem, check_capacity(problem))
     varlen = p.kv_capacity is not None or p.seqlens_k is not None
     causal = p.causal and p.seqlen_q > 1
-    lengths = sequence_lengths(p)
+    lengths, dtype = sequence_lengths(p), "e4m3" if p.dtype == "fp8" else p.dtype
 
     def tile_for(gather: bool, **changes) -> Fa3Tile:
         return fa3_forward_tile(
-            p.head_dim, p.head_dim_v, p.dtype, causal=causal, varlen=varlen, paged_gather=gather, **changes
+            p.head_dim, p.head_dim_v, dtype, causal=causal, varlen=varlen, paged_gather=gather, **changes
         )
 
     t, gather = tile_for(False), False
@@ -200,6 +200,8 @@ def _main_kernel(
         return (by_sequence(keep_fp32(skip_empty_q(op)), problem.seqlen_q),)
 
     roles = rewrite_roles(fa3.roles(problem, t, tensors, launch.group, *targets), adapt)
+    if problem.dtype == "fp8":
+        roles = fa3_fp8.adapt(roles, t, problem.head_dim**-0.5)
     return Kernel(
         "flash_fwd_sm90",
         roles if pages is None else pages.roles(roles),

@@ -29,7 +29,7 @@ IMPLEMENTATIONS = {
         "flash_decoding",
         frozenset({"wgmma", "tma"}),
         "flash-attention hopper/ (0251105a) flash_attn_with_kvcache",
-        frozenset({"num_splits", "kv_capacity", "varlen", "paged"}),
+        frozenset({"num_splits", "kv_capacity", "varlen", "paged", "fp8", "head_dim_v"}),
     ),
 }
 DEFAULT = "torch_flash_splitkv"
