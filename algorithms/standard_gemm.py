@@ -66,7 +66,12 @@ def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row, col) -> 
         Loop(
             "k",
             var("n_k"),
-            [Acquire(a_pipe), Load(a_tile, a_pipe, via=via), Acquire(b_pipe), Load(b_tile, b_pipe, via=via)],
+            [
+                Acquire(a_pipe),
+                Load(a_tile, a_pipe, via=via, multicast=g.cluster_columns),
+                Acquire(b_pipe),
+                Load(b_tile, b_pipe, via=via, multicast=g.cluster_rows),
+            ],
         ),
     )
 
@@ -147,6 +152,10 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         "col0": column * g.tile_columns,
         "n_k": np.full(len(head), n_k, np.int64),
     }
+    if g.cluster_rows > 1 or g.cluster_columns > 1:
+        # CTAs along C's rows share a tile of B, along its columns a tile of A
+        along = block if g.cluster_rows > 1 and not whole_columns else column
+        coords["cluster_rank"] = along % max(g.cluster_rows, g.cluster_columns)
     if whole_columns:
         coords["n_tiles"] = np.full(len(head), row_tiles, np.int64)
     main = Kernel(

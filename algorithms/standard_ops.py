@@ -53,8 +53,8 @@ TILE_OPS.update(
         "vector_access": TileOp(_identity, VECTOR_ACCESS),
         # expf(S - m): range reduction, ex2, scaling back
         "expf": TileOp(_exp, {"fma": 6.0, "alu": 1.0, "exp": 1.0}),
-        # IEEE division: reciprocal, its refinement, remainder, check
-        "divide": TileOp(_normalise, {"fma": 6.0, "alu": 1.0, "exp": 1.0}),
+        # IEEE division by the row sum: its refined reciprocal is made once, quotient, remainders, check per element
+        "divide": TileOp(_normalise, {"fma": 4.0, "alu": 2.0}, {"exp": 1.0, "fma": 2.0}),
         # what the same division costs more where the numerator is zero; counted on the masked columns only
         "slow_division": TileOp(
             _identity, {"fma": SLOW_DIVISION_INSTRUCTIONS / 2, "alu": SLOW_DIVISION_INSTRUCTIONS / 2}

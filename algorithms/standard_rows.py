@@ -1,8 +1,8 @@
 """PyTorch's row-wise and element-wise kernels as tile programs: softmax, mask addition, copies, products.
 
 A row kernel's CTA owns whole rows and re-reads them as often as the real one does. An element-wise kernel's CTAs are
-so many (512 elements each) that those which share an SM are taken together: four roles walk a block of rows side by
-side, each with its share of the columns.
+so many (512 elements each) that
+those of a few rows are taken together.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ from simulator.program import (
     var,
 )
 
-#: Row steps that one element-wise CTA of the program takes in turn.
-STEPS = 8
-ROLES = 4
-#: Elements of all CTAs of an SM together: 2048 threads, four elements each.
-RESIDENT_ELEMENTS = 8192
+#: An element-wise CTA of the program stands for eight real ones side by side (128 threads, 4 elements each), again and
+#: again over this many whole rows, so that what is in flight at once stays a narrow band of the matrix.
+CTA_ROWS = 16
+CTA_THREADS = 1024
+CTA_ELEMENTS = 8192
+
+#: Chunks of a row by pass, where a row is too long to be kept: maximum, sum, output.
+PASSES = ("n_max", "n_sum", "n_output")
 
 assert "divide" in TILE_OPS  # the operations used here exist once standard_ops is imported
 
@@ -53,13 +56,13 @@ def row_coordinates(heads: int, rows: int, rows_per_cta: int) -> dict[str, np.nd
 
 def _row_kernel(name: str, k: RowKernel, ops, heads: int, rows: int, gpu: Profile, dtype: str, chunks: int) -> Kernel:
     coords = row_coordinates(heads, rows, k.rows_per_cta)
-    if chunks:
-        coords["n_chunks"] = np.full(len(coords["row0"]), chunks, np.int64)
+    passes = PASSES if chunks else ()
+    coords |= {name: np.full(len(coords["row0"]), chunks, np.int64) for name in passes}
     return Kernel(
         name,
         (Role("warps0", ops, warps=max(1, k.threads // 32)),),
         coords,
-        (Trip("n_chunks"),) if chunks else (),
+        tuple(Trip(name) for name in passes),
         threads=k.threads,
         smem_bytes=k.smem_bytes,
         registers_per_thread=k.registers_per_thread,
@@ -135,11 +138,11 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
     chunk = k.threads * max(1, k.access_bytes // 2)
     whole, rest = divmod(cols, chunk)
 
-    def sweep(body: Callable[[Buffer, Index | int, int], list]) -> list:
+    def sweep(trip: str, body: Callable[[Buffer, Index | int, int], list]) -> list:
         parts = []
         if whole:
             s = Buffer("S_chunk", rows, chunk)
-            parts.append(Loop("c", var("n_chunks"), body(s, var("c") * chunk, chunk)))
+            parts.append(Loop("c", var(trip), body(s, var("c") * chunk, chunk)))
         if rest:
             parts += body(Buffer("S_rest", rows, rest), whole * chunk, rest)
         return parts
@@ -147,21 +150,21 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
     def read(s: Buffer, col, width: int) -> list:
         return [Load(at(s_in, col, width), s), Compute(access, s, (s,), rows, width)]
 
-    ops = [
-        *start,
-        fill(m, float("-inf")),
-        *sweep(lambda s, col, width: [*read(s, col, width), Compute("row_max", m, (s, m), rows, width)]),
-        *_reduction(k),
-        *sweep(
-            lambda s, col, width: [
-                *read(s, col, width),
-                Compute("expf", s, (s, m), rows, width),
-                Compute("accumulate_sum", total, (total, one, s), rows, width),
-            ]
-        ),
-        *_reduction(k),
-        *sweep(lambda s, col, width: [*read(s, col, width), *output(s, col, width, True)]),
-    ]
+    def find_max(s: Buffer, col, width: int) -> list:
+        return [*read(s, col, width), Compute("row_max", m, (s, m), rows, width)]
+
+    def add_up(s: Buffer, col, width: int) -> list:
+        return [
+            *read(s, col, width),
+            Compute("expf", s, (s, m), rows, width),
+            Compute("accumulate_sum", total, (total, one, s), rows, width),
+        ]
+
+    def write(s: Buffer, col, width: int) -> list:
+        return [*read(s, col, width), *output(s, col, width, True)]
+
+    parts = [sweep(trip, body) for trip, body in zip(PASSES, (find_max, add_up, write), strict=True)]
+    ops = [*start, fill(m, float("-inf")), *parts[0], *_reduction(k), *parts[1], *_reduction(k), *parts[2]]
     return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, whole)
 
 
@@ -211,39 +214,30 @@ def elementwise(
     """
     heads = out.heads if heads is None else heads
     cols = out.cols
-    width = ceil_div(cols, ROLES)
-    rows = max(1, RESIDENT_ELEMENTS // cols)
-
-    def role(index: int) -> Role:
-        row, col = var("row0") + var("i") * rows, Index(index * width)
-        buffers = [Buffer(f"in{n}", rows, width) for n in range(len(reads))]
-        result = Buffer("out", rows, width, out.dtype)
-        loads = [
-            Load(tile(tensor, var(head) if head else 0, row, rows, col, width), buffer, token="in")
-            for (tensor, head), buffer in zip(reads, buffers, strict=True)
-        ]
-        compute = Compute(op, result, tuple(buffers), rows, width, params(row, col) if params else ())
-        store = Store(View(result), tile(out, var("q_head"), row, rows, col, width))
-        return Role(f"warps{index}", [Loop("i", var("n_steps"), [*loads, Await("in"), compute, store])], warps=16)
-
-    block, head = grid_indices(ceil_div(out.rows, rows * STEPS), heads)
-    row0 = block * rows * STEPS
-    coords = {
-        "q_head": head,
-        "row0": row0,
-        "n_steps": np.minimum(STEPS, -(-(out.rows - row0) // rows)),
-    }
-    roles = tuple(role(i) for i in range(ROLES) if i * width < cols)
-    edges = np.linspace(0, len(head), k.launches + 1).astype(np.int64)
+    rows = max(CTA_ROWS, CTA_ELEMENTS // cols)
+    row = var("row0")
+    buffers = [Buffer(f"in{n}", rows, cols) for n in range(len(reads))]
+    result = Buffer("out", rows, cols, out.dtype)
+    sources = [tile(tensor, var(head) if head else 0, row, rows) for tensor, head in reads]
+    # all operands of an element are in flight together: the last load waits for the earlier ones too
+    loads = [Load(source, buffer, token="in") for source, buffer in zip(sources[:-1], buffers[:-1], strict=True)]
+    body = [
+        *loads,
+        Load(sources[-1], buffers[-1]),
+        *([Await("in")] if loads else []),
+        Compute(op, result, tuple(buffers), rows, cols, params(row, Index()) if params else ()),
+        Store(View(result), tile(out, var("q_head"), row, rows)),
+    ]
+    coords = row_coordinates(heads, out.rows, rows)
+    edges = np.linspace(0, len(coords["row0"]), k.launches + 1).astype(np.int64)
     return [
         Kernel(
             name if k.launches == 1 else f"{name}_{part}",
-            roles,
+            (Role("warps0", body, warps=CTA_THREADS // 32),),
             {coord: values[low:high] for coord, values in coords.items()},
-            (Trip("n_steps"),),
-            threads=2048,
+            (),
+            threads=CTA_THREADS,
             registers_per_thread=32,
-            ctas_per_sm=1,
             compute_dtype=out.dtype,
             coord_order="rows, head after head",
         )
