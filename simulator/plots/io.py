@@ -24,8 +24,6 @@ from simulator.result import Result
 PICTURE = "io"
 LEVELS = ("HBM", "L2")
 _TITLES = {"HBM": "L2 ↔ HBM", "L2": "SM ↔ L2"}
-#: The least share of a bar whose tensor is named inside it.
-_NAMED_SHARE = 0.085
 
 
 def io_rows(results: Iterable[Result]) -> list[Row]:
@@ -88,9 +86,10 @@ def _bars(left, right, rows: list[Row], title: str) -> None:
             }  # fmt: skip
             left.barh(place, part["bytes"], left=start * totals[algorithm], height=0.7, **style)
             right.barh(place, 100 * share, left=100 * start, height=0.7, **style)
-            if share >= _NAMED_SHARE:
+            # a tensor is named where its name fits: about 70 letters across the panel
+            if share >= (len(part["tensor"]) + 1.5) / 70:
                 right.text(
-                    100 * (start + share / 2), place, part["tensor"].replace("_partial", "′"), ha="center", va="center",
+                    100 * (start + share / 2), place, part["tensor"], ha="center", va="center",
                     fontsize=7.5, gid=f"series-{algorithm}", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
                 )  # fmt: skip
             start += share

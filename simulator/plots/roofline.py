@@ -180,7 +180,7 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     ax.set_title(gpu, loc="left", fontweight="bold")
     ax.grid(True, which="major", color=FAINT, lw=0.5)
     ax.set_axisbelow(True)
-    _bandwidth_lines(ax, bandwidth, top, x_low, y_low)
+    _bandwidth_lines(ax, bandwidth, top, x_low, y_low, points)
     labels = _compute_lines(ax, compute, max(bandwidth.values()), x_high)
     by_kernel: dict[tuple, list[Row]] = {}
     for row in points:
@@ -209,21 +209,34 @@ def _short(kernel: str, most: int = 22) -> str:
     return kernel if len(kernel) <= most else kernel[: most - 1] + "…"
 
 
-def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float) -> None:
+def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float, points: list[Row]) -> None:
     for (level, quality), value in bandwidth.items():
         ax.plot(
             [y_low / value / 10, top / value], [y_low / 10, top], color=MUTED if quality == "sustained" else INK,
             lw=1.1 if quality == "spec" else 0.8, ls=_DASHES[quality], zorder=1,
         )  # fmt: skip
         if quality == "spec":
-            # beside the line, where it enters the picture
-            x = max(x_low, y_low / value) * 1.3
-            text = f"{level} {value / 1e12:.3g} TB/s"
+            x = _free_place(max(x_low, y_low / value) * 1.3, value, points)
             ax.annotate(
-                text, (x, x * value), xytext=(0, 3), textcoords="offset points", rotation=45,
-                rotation_mode="anchor", transform_rotates_text=True, fontsize=7.5, color=INK, zorder=1.2,
+                f"{level} {value / 1e12:.3g} TB/s", (x, x * value), xytext=(0, 3), textcoords="offset points",
+                rotation=45, rotation_mode="anchor", transform_rotates_text=True, fontsize=7.5, color=INK, zorder=1.2,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
+
+
+def _free_place(x: float, bytes_per_s: float, points: list[Row]) -> float:
+    """The first intensity from ``x`` on at which a label along a bandwidth line covers no mark."""
+    for _ in range(12):
+        covered = [
+            point
+            for point in points
+            if 0.7 * x < point["flop_per_byte"] < 5 * x
+            and 0.3 < point["flop_per_s"] / (point["flop_per_byte"] * bytes_per_s) < 5
+        ]
+        if not covered:
+            break
+        x *= 1.5
+    return x
 
 
 def _compute_lines(ax, compute: list[Row], steepest: float, x_high: float) -> list[tuple]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from simulator.plots.rows import Row
 from simulator.plots.style import FAINT, INK, MUTED, new_figure, picture_style, series_colour, tint
 
@@ -24,9 +26,9 @@ PIPE_LANES = {
 }
 #: What a role's lane shows: what it does or waits for -> one of four kinds.
 ROLE_KINDS = {
-    "exp": "softmax work",
-    "fp32": "softmax work",
-    "smem": "softmax work",
+    "exp": "vector work (exp, FP32, ALU)",
+    "fp32": "vector work (exp, FP32, ALU)",
+    "smem": "vector work (exp, FP32, ALU)",
     "tensor": "waits for the tensor core",
     "await": "waits for the tensor core",
     "consume": "waits for data",
@@ -35,6 +37,8 @@ ROLE_KINDS = {
     "barrier": "waits for a barrier or its turn",
     "wait": "waits for a barrier or its turn",
 }
+#: Bars of one launch in the GPU picture; more CTAs than that share bars.
+MOST_BARS = 6000
 #: Loop iterations in the window of the picture.
 _WINDOW_PERIODS = 4.0
 
@@ -155,7 +159,7 @@ def _role_name(lane: str) -> str:
 
 def _role_look(what: str, face):
     return {
-        "softmax work": (face, None),
+        "vector work (exp, FP32, ALU)": (face, None),
         "waits for the tensor core": ("#eeeeee", None),
         "waits for data": ("white", "//////"),
         "waits for a barrier or its turn": ("white", "......"),
@@ -175,10 +179,15 @@ def _role_legend(figure) -> None:
 
 
 def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
-    """One row a CTA: ``kernel``, ``cta``, ``sm``, ``slot``, ``start_us``, ``end_us``, ``label``."""
+    """One row a CTA: ``kernel``, ``cta``, ``sm``, ``slot``, ``start_us``, ``end_us``, ``label``.
+
+    Launches of very many short CTAs have ``ctas`` neighbours of one slot in a row, from the first one's start to the
+    last one's end. ``kernel_end_us`` is when the launch's last written byte has left.
+    """
     rows = []
     for seen in observations:
         for kernel in seen.kernels:
+            together = -(-len(kernel.ctas) // MOST_BARS)
             base = {
                 "picture": GPU_PICTURE,
                 "gpu": seen.result.gpu,
@@ -187,19 +196,26 @@ def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
                 "kernel_index": kernel.index,
                 "num_sms": kernel.num_sms,
                 "ctas_per_sm": kernel.ctas_per_sm,
+                "kernel_end_us": kernel.start_us + kernel.time_us,
             }
-            for cta, (slot, start, end) in enumerate(kernel.ctas):
-                rows.append(
-                    base
-                    | {
-                        "cta": cta,
-                        "sm": int(slot) % kernel.num_sms,
-                        "slot": int(slot),
-                        "start_us": float(start),
-                        "end_us": float(end),
-                        "label": kernel.labels[cta],
-                    }
-                )
+            on_slot: dict[int, list[int]] = {}
+            for cta in np.argsort(kernel.ctas[:, 1], kind="stable"):
+                on_slot.setdefault(int(kernel.ctas[cta, 0]), []).append(int(cta))
+            for slot, ctas in on_slot.items():
+                for first in range(0, len(ctas), together):
+                    group = ctas[first : first + together]
+                    rows.append(
+                        base
+                        | {
+                            "cta": group[0],
+                            "ctas": len(group),
+                            "sm": slot % kernel.num_sms,
+                            "slot": slot,
+                            "start_us": float(kernel.ctas[group[0], 1]),
+                            "end_us": float(kernel.ctas[group[-1], 2]),
+                            "label": kernel.labels[group[0]],
+                        }
+                    )
     return rows
 
 
@@ -217,15 +233,29 @@ def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[R
         axes = figure.subplots(2 * len(panels), 1, height_ratios=(4, 1) * len(panels)).reshape(len(panels), 2)
         for (upper, lower), ((algorithm, gpu), part) in zip(axes, panels.items(), strict=True):
             _gpu_panel(upper, algorithm, part)
-            end = max(row["end_us"] for row in part)
-            upper.set_title(f"{algorithm} on {gpu}: {len(part):,} CTAs, {_kernels(part)}", loc="left")
+            end = max(max(row["end_us"], row["kernel_end_us"]) for row in part)
+            upper.set_title(f"{algorithm} on {gpu}: {sum(r['ctas'] for r in part):,} CTAs, {_kernels(part)}", loc="left")
             upper.set_ylabel("SM")
             upper.set_xlim(0, end)
             upper.tick_params(labelbottom=False)
+            _mark_drains(upper, part, end)
             times, shares = occupancy_steps(part)
             lower.fill_between(times, shares, step="post", color=tint(series_colour(algorithm), 0.5), lw=0)
             lower.set(xlim=(0, end), ylim=(0, 105), ylabel="slots\nin use, %", xlabel="time, µs")
     return figure, axes
+
+
+def _mark_drains(ax, rows: list[Row], end: float) -> None:
+    """Hatch the time between a launch's last CTA and its end, where written bytes still leave for HBM."""
+    last: dict[int, tuple[float, float]] = {}
+    for row in rows:
+        _, ends = last.get(row["kernel_index"], (0.0, 0.0))
+        last[row["kernel_index"]] = (row["kernel_end_us"], max(ends, row["end_us"]))
+    for kernel_end, cta_end in last.values():
+        if kernel_end - cta_end > 0.015 * end:
+            ax.axvspan(cta_end, kernel_end, facecolor="white", edgecolor=FAINT, hatch="//", lw=0)
+            middle = (cta_end + kernel_end) / 2
+            ax.text(middle, rows[0]["num_sms"] / 2, "writes drain", rotation=90, ha="center", va="center", fontsize=7.5)
 
 
 def _kernels(rows: list[Row]) -> str:
@@ -243,8 +273,8 @@ def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
     for row in sorted(rows, key=lambda r: (r["start_us"], r["cta"])):
         turn = order.get((row["slot"],), 0)
         order[(row["slot"],)] = turn + 1
-        height = 0.92 / row["ctas_per_sm"]
-        bottom = row["sm"] + 0.04 + height * (row["slot"] // row["num_sms"])
+        height = 1.0 / row["ctas_per_sm"]
+        bottom = row["sm"] + height * (row["slot"] // row["num_sms"])
         polygons.append(
             [
                 (row["start_us"], bottom),
@@ -264,14 +294,14 @@ def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
 
 def occupancy_steps(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     """Times (µs) and the share of CTA slots in use (%) from each of them on."""
-    changes: dict[float, int] = {}
+    changes: dict[float, float] = {}
     for row in rows:
-        changes[row["start_us"]] = changes.get(row["start_us"], 0) + 1
-        changes[row["end_us"]] = changes.get(row["end_us"], 0) - 1
-    slots = rows[0]["num_sms"] * max(row["ctas_per_sm"] for row in rows)
-    times, shares, used = [], [], 0
+        share = 100.0 / (row["num_sms"] * row["ctas_per_sm"])
+        changes[row["start_us"]] = changes.get(row["start_us"], 0.0) + share
+        changes[row["end_us"]] = changes.get(row["end_us"], 0.0) - share
+    times, shares, used = [], [], 0.0
     for time in sorted(changes):
-        used += changes[time]
+        used = max(0.0, used + changes[time])
         times.append(time)
-        shares.append(100.0 * used / slots)
+        shares.append(used)
     return times, shares
