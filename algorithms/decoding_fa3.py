@@ -93,8 +93,9 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
         raise UnsupportedError(f"num_splits {static}: flash_attn_3_kvcache takes at most 256")
     packed = static > 1 or gather or (p.group > 1 and fa3_pack_gqa(seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m))
     group, heads = (p.group, p.kv_heads) if packed else (1, p.heads)
-    t = fa3.fit_tile(tile_for(gather, split=static > 1, pack_gqa=packed), p, gpu, substitutions)
     row_blocks = ceil_div(p.seqlen_q * group, t.tile_m)
+    t = tile_for(gather, split=static > 1, pack_gqa=packed, row_blocks=row_blocks)
+    t = fa3.fit_tile(t, p, gpu, substitutions)
     splits = [static] * p.batch
     if varlen:
         blocks = [(row_blocks, ceil_div(length, t.tile_n)) for length in lengths]
@@ -167,6 +168,7 @@ def _main_kernel(
         "q_load_head": np.where(live, matrix, -1),
         "kv_head": batch * problem.kv_heads + (head if launch.packed else head // problem.group),
         "row0": block * t.tile_m,
+        "cluster_rank": block % t.cluster_m,
         "seqlen_k": length,
         "o_head": np.where(is_split, -1, matrix),
         **table.coordinates(length, block, split),

@@ -28,6 +28,7 @@ from algorithms.common import (
 from algorithms.counted import residual_instructions
 from algorithms.fa2 import epilogue
 from algorithms.fa3_backward import build_backward
+from algorithms.fa3_fp8 import adapt as adapt_to_fp8
 from algorithms.heuristics import fa3_key_loop, fa3_pack_gqa, fa3_schedule, fa3_section_heads
 from algorithms.instruction_counts import fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
@@ -64,7 +65,11 @@ from simulator.program import (
 
 IMPLEMENTATIONS = {
     "flash_attn_3": Implementation(
-        "flash_attn_3", "fa3", frozenset({"wgmma", "tma"}), "flash-attention hopper/ (0251105a)"
+        "flash_attn_3",
+        "fa3",
+        frozenset({"wgmma", "tma"}),
+        "flash-attention hopper/ (0251105a)",
+        features=frozenset({"fp8", "head_dim_v"}),
     ),
     # its forward pass in fwd_bwd is flash_attn_3's schedule
     "flash_attn_4_sm90": Implementation(
@@ -348,10 +353,11 @@ def build_forward(
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     causal = problem.causal and problem.seqlen_q > 1
+    dtype = "e4m3" if problem.dtype == "fp8" else problem.dtype
 
     def tile_for(packed: bool, row_blocks: int | None = None) -> Fa3Tile:
         return fa3_forward_tile(
-            problem.head_dim, problem.head_dim_v, problem.dtype, causal=causal, pack_gqa=packed, row_blocks=row_blocks
+            problem.head_dim, problem.head_dim_v, dtype, causal=causal, pack_gqa=packed, row_blocks=row_blocks
         )
 
     t = tile_for(False)
@@ -363,16 +369,17 @@ def build_forward(
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
     coords, schedule = tile_coordinates(problem_run, t, packed)
     group, q_head = problem.group if packed else 1, var("q_head")
+    cta = roles(
+        problem_run,
+        t,
+        tensors,
+        group,
+        lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, t.padded_head_dim_v),
+        lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+    )
     kernel = Kernel(
         "flash_fwd_sm90",
-        roles(
-            problem_run,
-            t,
-            tensors,
-            group,
-            lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, t.padded_head_dim_v),
-            lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
-        ),
+        adapt_to_fp8(cta, t, problem.head_dim**-0.5) if problem.dtype == "fp8" else cta,
         coords,
         (Trip("n_masked"), Trip("n_full")),
         threads=t.threads,

@@ -29,6 +29,7 @@ from simulator.program import (
     Signal,
     View,
     Wait,
+    walk_ops,
 )
 from simulator.tile_ops import TILE_OPS, TileOp
 
@@ -61,7 +62,7 @@ def _map(ops, change) -> tuple:
 
 
 def _find_pipe(roles: tuple[Role, ...], name: str) -> Pipe:
-    return next(op.pipe for op in roles[1].ops if isinstance(op, Consume) and op.pipe.name == name)
+    return next(op.pipe for _, op in walk_ops(roles[1].ops) if isinstance(op, Consume) and op.pipe.name == name)
 
 
 def _loader(loader: Role, v_pipe: Pipe, groups: int) -> Role:
@@ -91,7 +92,7 @@ def _loader(loader: Role, v_pipe: Pipe, groups: int) -> Role:
         for i, op in enumerate(ops):
             if isinstance(op, Acquire) and op.pipe.name == "k":
                 source = replace(any_v.source, row=ops[i + 1].source.row)
-                out += [Acquire(v_pipe), Load(source, v_pipe, via=any_v.via)]
+                out += [Acquire(v_pipe), replace(any_v, source=source, into=v_pipe)]
             if not is_v(op):
                 out.append(op)
         return out

@@ -13,6 +13,7 @@ from simulator.problem import AttentionProblem
 from simulator.profile import load_profile
 from simulator.program import Compute, Exchange, Load, Signal, Wait, map_ops
 from simulator.reference import attention, random_inputs, run_attention
+from simulator.simulate import simulate
 from simulator.tile_ops import round_to
 from simulator.traffic import sm_traffic
 
@@ -114,3 +115,28 @@ def test_v_is_transposed_by_the_loader_once_a_block_before_any_consumer_uses_it(
 def test_fp8_needs_fp8_tensor_cores_and_fa3():
     with pytest.raises(UnsupportedError, match="fp8"):
         program(problem(), "torch_flash_splitkv")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"head_dim": 64, "causal": True}, {"head_dim": 256, "causal": True}, {"head_dim": 192, "head_dim_v": 128}],
+    ids=str,
+)
+def test_the_ordinary_forward_kernel(changes):
+    p = problem(heads=1, seqlen_q=300, seqlen_k=500, **changes)
+    built = build_program("fa3", p, load_profile("h100_sxm"))
+    inputs = random_inputs(p)
+    got, want = run_attention(built, inputs), attention(p, inputs["Q"], inputs["K"], inputs["V"])
+    assert np.sqrt(((got["O"] - want["O"]) ** 2).mean() / (want["O"] ** 2).mean()) < 2.0**-4 / 2
+    assert np.abs(got["LSE"] - want["LSE"]).max() < 1e-5
+
+
+def test_the_gain_is_small_where_softmax_binds():
+    h100 = load_profile("h100_sxm")
+
+    def speedup(head_dim: int) -> float:
+        p = AttentionProblem(batch=2, heads=2048 // head_dim, seqlen_q=4096, head_dim=head_dim)
+        return simulate("fa3", p, h100).time_us / simulate("fa3", p.with_(dtype="fp8"), h100).time_us
+
+    assert 0.95 < speedup(64) < 1.15
+    assert 1.3 < speedup(256) < 2.0
