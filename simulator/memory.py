@@ -25,7 +25,7 @@ class L2:
     names: list[str]
     shape: np.ndarray
     cache: tuple
-    counters: tuple
+    counters: np.ndarray
     capacity: int
 
     @classmethod
@@ -43,25 +43,20 @@ class L2:
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
             base += tensor.heads * per_col * per_row
         n = base + 1
-        cache = (
-            np.full((n, 2), -1, np.int32),
-            np.zeros(n, np.uint64),
-            np.zeros(n, np.int64),
-            np.zeros(n, np.int64),
-            np.zeros(n, np.int32),
-            np.array([0, -1, -1, 0], np.int64),
-        )
-        counters = tuple(np.zeros(len(tensors), np.int64) for _ in range(4))
+        blocks = np.zeros((n, 6), np.int64)
+        blocks[:, :2] = -1
+        cache = (blocks, np.array([0, -1, -1, 0], np.int64))
+        counters = np.zeros((4, len(tensors)), np.int64)
         return cls(list(tensors), np.array(rows, np.int64), cache, counters, int(capacity_bytes))
 
     def snapshot(self) -> np.ndarray:
         """``[4, tensors]``: SM reads, SM writes, HBM reads, HBM writes so far."""
-        return np.array(self.counters)
+        return self.counters.copy()
 
     @property
     def dirty_bytes(self) -> int:
         """Bytes modified in the cache and not yet written to HBM."""
-        return int(self.cache[3].sum())
+        return int(self.cache[0][:, 4].sum())
 
     def warm_up(self, names) -> None:
         """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""
@@ -72,14 +67,13 @@ class L2:
             heads, rows, cols = (int(x) for x in self.shape[t, :3])
             for head in range(heads):
                 access_tile(t, head, 0, rows, 0, cols, False, self.shape, self.capacity, self.cache, self.counters)
-        for counter in self.counters:
-            counter[:] = 0
+        self.counters[...] = 0
 
     def clone(self) -> tuple:
         """A copy of the cache and counters, for :meth:`restore`."""
-        return tuple(a.copy() for a in self.cache), tuple(a.copy() for a in self.counters)
+        return tuple(a.copy() for a in (*self.cache, self.counters))
 
     def restore(self, saved: tuple) -> None:
         """Go back to a state that :meth:`clone` returned."""
-        for own, other in zip((*self.cache, *self.counters), (*saved[0], *saved[1]), strict=True):
+        for own, other in zip((*self.cache, self.counters), saved, strict=True):
             own[...] = other

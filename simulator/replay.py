@@ -13,8 +13,12 @@ from numba import njit
 
 # positions of an access relative to the loops of its CTA
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
+# columns of the cache's blocks: neighbours in order of use, mask of parts present, bytes held, bytes modified, tensor
+_PREV, _NEXT, _PRESENT, _HELD, _DIRTY, _OWNER = 0, 1, 2, 3, 4, 5
 # indices into the scalar state of the cache
 _USED, _HEAD, _TAIL, _WRITTEN_BACK = 0, 1, 2, 3
+# rows of the byte counters
+_SM_READ, _SM_WRITE, _HBM_READ, _HBM_WRITE = 0, 1, 2, 3
 
 
 @njit(cache=True, inline="always")
@@ -26,73 +30,78 @@ def _popcount(x):
 
 
 @njit(cache=True)
-def _unlink(block, links, scal):
-    before, after = links[block, 0], links[block, 1]
+def _unlink(block, blocks, scal):
+    before, after = blocks[block, _PREV], blocks[block, _NEXT]
     if before >= 0:
-        links[before, 1] = after
+        blocks[before, _NEXT] = after
     else:
         scal[_HEAD] = after
     if after >= 0:
-        links[after, 0] = before
+        blocks[after, _PREV] = before
     else:
         scal[_TAIL] = before
 
 
 @njit(cache=True)
-def _push_front(block, links, scal):
+def _push_front(block, blocks, scal):
     head = scal[_HEAD]
-    links[block, 0] = -1
-    links[block, 1] = head
+    blocks[block, _PREV] = -1
+    blocks[block, _NEXT] = head
     if head >= 0:
-        links[head, 0] = block
+        blocks[head, _PREV] = block
     else:
         scal[_TAIL] = block
     scal[_HEAD] = block
 
 
 @njit(cache=True)
-def touch(block, mask, size, is_write, limit, owner, capacity, links, present, held, dirty, owners, scal, hbm_written):
+def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, counters):
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
 
-    ``held``/``dirty`` are the bytes of the block in the cache and modified there; least recently used blocks are
-    evicted until ``capacity`` holds, modified bytes going to ``hbm_written`` of their tensor.
+    Least recently used blocks are evicted until ``capacity`` holds, modified bytes going to the counter of HBM
+    writes of their tensor.
     """
-    full = np.uint64(0)
-    have = present[block]
-    parts = _popcount(mask)
-    hits = _popcount(mask & have)
-    new_bytes = size - size * hits // parts
-    if have != full:
+    none = np.uint64(0)
+    have = np.uint64(blocks[block, _PRESENT])
+    new_bytes = size
+    if have != none:
+        overlap = mask & have
+        if overlap == mask:
+            new_bytes = 0
+        elif overlap != none:
+            new_bytes = size - size * _popcount(overlap) // _popcount(mask)
         if scal[_HEAD] != block:
-            _unlink(block, links, scal)
-            _push_front(block, links, scal)
+            _unlink(block, blocks, scal)
+            _push_front(block, blocks, scal)
     else:
-        _push_front(block, links, scal)
-        owners[block] = owner
-    grow = min(new_bytes, limit - held[block])
+        _push_front(block, blocks, scal)
+        blocks[block, _OWNER] = owner
+    blocks[block, _PRESENT] = np.int64(have | mask)
+    grow = min(new_bytes, limit - blocks[block, _HELD])
     if grow > 0:
-        held[block] += grow
+        blocks[block, _HELD] += grow
         scal[_USED] += grow
-    present[block] = have | mask
     if is_write:
-        dirty[block] = min(dirty[block] + size, held[block])
+        blocks[block, _DIRTY] = min(blocks[block, _DIRTY] + size, blocks[block, _HELD])
     while scal[_USED] > capacity:
         victim = scal[_TAIL]
         if victim < 0:
             break
-        _unlink(victim, links, scal)
-        scal[_USED] -= held[victim]
-        hbm_written[owners[victim]] += dirty[victim]
-        scal[_WRITTEN_BACK] += dirty[victim]
-        held[victim] = 0
-        dirty[victim] = 0
-        present[victim] = full
+        _unlink(victim, blocks, scal)
+        scal[_USED] -= blocks[victim, _HELD]
+        counters[_HBM_WRITE, blocks[victim, _OWNER]] += blocks[victim, _DIRTY]
+        scal[_WRITTEN_BACK] += blocks[victim, _DIRTY]
+        blocks[victim, _HELD] = 0
+        blocks[victim, _DIRTY] = 0
+        blocks[victim, _PRESENT] = 0
     return new_bytes
 
 
 @njit(cache=True)
 def _range_mask(low, high, extent):
     """Bits of a 64-part mask that cover ``low .. high`` of ``extent`` elements."""
+    if low == 0 and high == extent:
+        return np.uint64(0xFFFFFFFFFFFFFFFF)
     first = low * 64 // extent
     last = (high * 64 - 1) // extent
     if last > 63:
@@ -106,8 +115,7 @@ def _range_mask(low, high, extent):
 @njit(cache=True)
 def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, cache, counters):
     """Touch every block under a clipped rectangle. Returns (bytes, bytes missing)."""
-    links, present, held, dirty, owners, scal = cache
-    sm_read, sm_write, hbm_read, hbm_written = counters
+    blocks, scal = cache
     n_heads, n_rows, n_cols, br, bc, per_row, per_head, base, esize = shape[tensor]
     if head < 0 or head >= n_heads:
         return 0, 0
@@ -116,10 +124,15 @@ def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, c
     if r1 <= r0 or c1 <= c0:
         return 0, 0
     total, missed = 0, 0
-    for i in range(r0 // br, (r1 - 1) // br + 1):
+    first_row, first_col = r0 // br, c0 // bc if c0 > 0 else 0
+    for i in range(first_row, n_rows):
+        if i * br >= r1:
+            break
         rl, rh = max(r0, i * br), min(r1, (i + 1) * br)
         block_rows = min(br, n_rows - i * br)
-        for j in range(c0 // bc, (c1 - 1) // bc + 1):
+        for j in range(first_col, n_cols):
+            if j * bc >= c1:
+                break
             cl, ch = max(c0, j * bc), min(c1, (j + 1) * bc)
             block_cols = min(bc, n_cols - j * bc)
             if ch - cl == block_cols:
@@ -129,17 +142,16 @@ def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, c
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
             miss = touch(
-                block, mask, size, is_write, block_rows * block_cols * esize, tensor, capacity,
-                links, present, held, dirty, owners, scal, hbm_written,
+                block, mask, size, is_write, block_rows * block_cols * esize, tensor, capacity, blocks, scal, counters
             )
             total += size
             if not is_write:
                 missed += miss
     if is_write:
-        sm_write[tensor] += total
+        counters[_SM_WRITE, tensor] += total
     else:
-        sm_read[tensor] += total
-        hbm_read[tensor] += missed
+        counters[_SM_READ, tensor] += total
+        counters[_HBM_READ, tensor] += missed
     return total, missed
 
 
@@ -229,13 +241,12 @@ def replay(
     n_seg = seg_count.shape[0]
     n_acc = acc_int.shape[0]
     n_k = grid.shape[0]
-    scal = cache[5]
-    hbm_read, hbm_written = counters[2], counters[3]
+    scal = cache[1]
     weights = np.zeros((2, n_seg + 2, n_k))
     stalls = np.zeros(3)  # hbm, l2, latency ticks in what CTAs waited for
     busy = np.zeros(2)  # L2 and HBM busy ticks
     snap_time = np.zeros(snapshots.shape[0], np.int64)
-    snap_bytes = np.zeros((snapshots.shape[0], 4, hbm_read.shape[0]), np.int64)
+    snap_bytes = np.zeros((snapshots.shape[0], 4, counters.shape[1]), np.int64)
 
     cta_of = np.full(n_slots, -1, np.int64)
     phase = np.zeros(n_slots, np.int64)
