@@ -24,8 +24,13 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"valid: {', '.join(known)}"
 
 
-def compose(path: str | Path) -> yaml.MappingNode:
-    """The YAML node tree of a profile file (nodes know their lines); InputError on bad syntax or a non-mapping."""
+def compose(
+    path: str | Path, what: str = "a profile", right: str = "expected 'key: {value: ..., kind: ..., source: ...}' lines"
+) -> yaml.MappingNode:
+    """The YAML node tree of a file (nodes know their lines); InputError on bad syntax or a non-mapping.
+
+    ``what`` and ``right`` say in the latter's message what the file is not and what it should hold.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -41,7 +46,7 @@ def compose(path: str | Path) -> yaml.MappingNode:
     except yaml.YAMLError as error:
         raise InputError(f"{path}:1: YAML syntax: {' '.join(str(error).split())}; save plain text") from error
     if not isinstance(root, yaml.MappingNode):
-        fail(f"{path}:1", "", "not a profile", "expected 'key: {value: ..., kind: ..., source: ...}' lines")
+        fail(f"{path}:1", "", f"not {what}", right)
     return root
 
 
