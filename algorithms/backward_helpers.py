@@ -92,11 +92,13 @@ def dot_do_o(
     gpu: Profile,
     accumulator: Tensor | None,
     lse_log2: Tensor | None = None,
+    keep: float = 1.0,
 ) -> Kernel:
     """D = rowsum(dO * O) for ``tile_m`` rows a CTA (``coords``: ``q_head``, ``row0``).
 
     ``accumulator``: the fp32 dQ buffer that it zeroes on the way. ``lse_log2``: where it leaves LSE * log2(e), so
-    that the main kernel's exponential needs no multiplication.
+    that the main kernel's exponential needs no multiplication. ``keep``: with dropout, dP stays unscaled until the
+    end, so D is scaled down by the probability to keep.
     """
     dtype = tensors["dO"].dtype
     do, o = Buffer("dO", tile_m, cols, dtype), Buffer("O", tile_m, cols, dtype)
@@ -110,6 +112,8 @@ def dot_do_o(
         lse = Buffer("LSE", tile_m)
         ops.append(Load(tile(tensors["LSE"], head, row, tile_m), lse, token="LSE"))
     ops += [Await("dO"), Await("O"), Compute("row_dot", d, (do, o), tile_m, cols)]
+    if keep != 1.0:
+        ops.append(Compute("scale", d, (d,), tile_m, 1, (("factor", float(keep)),)))
     ops.append(Store(d, tile(tensors["D"], head, row, tile_m)))
     if lse_log2 is not None:
         ops += [

@@ -11,7 +11,7 @@ import numpy as np
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Buffer, Compute, Index, Tensor, as_index
+from simulator.program import Buffer, Compute, Index, Tensor, as_index, var
 
 LOG2E = math.log2(math.e)
 
@@ -152,6 +152,12 @@ def mask_op(scores: Buffer, problem: AttentionProblem, row: Index, col: Index, g
         ("group", group),
     )
     return Compute("mask", scores, (scores,), scores.rows, scores.cols, params)
+
+
+def dropout_op(fn: str, probabilities: Buffer, problem: AttentionProblem, row: Index, col: Index) -> Compute:
+    """Drop (``dropout``) or mark (``dropout_sign``) the probabilities that the problem's dropout hits."""
+    params = (("head", var("q_head")), ("row", as_index(row)), ("col", as_index(col)), ("dropout", problem.dropout))
+    return Compute(fn, probabilities, (probabilities,), probabilities.rows, probabilities.cols, params)
 
 
 def key_coordinates(row_blocks: int, tile_n: int, key_loop: Callable[[int], object]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from algorithms.common import (
     check_capabilities,
     check_supported,
     compulsory_bytes,
+    dropout_op,
     fill,
     grid_indices,
     instruction_path,
@@ -22,8 +23,8 @@ from algorithms.common import (
     matrices,
     row_vectors,
 )
-from algorithms.fa2_backward import build_backward
 from algorithms.counted import residual_instructions, spread_over_matmuls
+from algorithms.fa2_backward import build_backward
 from algorithms.heuristics import fa2_key_loop
 from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
@@ -60,7 +61,7 @@ IMPLEMENTATIONS = {
         "fa2",
         frozenset({"mma_sync", "cp_async"}),
         "pytorch aten/src/ATen/native/transformers/cuda/flash_attn; flash-attention csrc/flash_attn",
-        features=frozenset({"deterministic"}),
+        features=frozenset({"deterministic", "dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }
@@ -155,6 +156,9 @@ def roles(
 
         def body(first_row: str, masked: bool) -> list:
             col: Index = var(first_row) + var("j") * -t.tile_n
+            *softmax, to_16_bit = softmax_step(s, p, vectors, o, scale)
+            # the row sum l takes P before dropout
+            drop = [dropout_op("dropout", s, problem, row0, col)] if problem.dropout else []
             ops = [
                 Consume(k_pipe),
                 Barrier("block", sets),
@@ -164,12 +168,14 @@ def roles(
                 Consume(v_pipe),
                 Barrier("block", sets),
                 Release(k_pipe),
-                *softmax_step(s, p, vectors, o, scale),
+                *softmax,
+                *drop,
+                to_16_bit,
                 Matmul(o, p, v_pipe, accumulate=True),
                 Release(v_pipe),
             ]
             elements = rows * t.tile_n
-            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn == "mask")]
+            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout"))]
             ops = spread_over_matmuls(
                 ops, residual_instructions(plain, counts.mix, elements), counts.mix.tensor * elements
             )
@@ -180,6 +186,8 @@ def roles(
             return ops
 
         load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
+        factor = (("factor", 1.0 / (1.0 - problem.dropout)),)
+        rescale = [Compute("scale", o, (o,), rows, d, factor)] if problem.dropout else []
         return Role(
             f"warps{index}",
             [
@@ -190,6 +198,7 @@ def roles(
                 fill(vectors["m"], float("-inf")),
                 Loop("j", var("n_masked"), body("masked_row", True)),
                 Loop("j", var("n_full"), body("full_row", False)),
+                *rescale,
                 *epilogue(o, out, vectors, scale),
                 Store(View(out), o_tile(row0, rows)),
                 Store(View(vectors["lse"]), lse_tile(row0, rows)),

@@ -18,11 +18,14 @@ from algorithms.common import (
     ceil_div,
     check_capabilities,
     compulsory_bytes,
+    dropout_op,
     fill,
     grid_indices,
     instruction_path,
     mask_op,
 )
+from algorithms.counted import residual_instructions, spread_over_matmuls
+from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import BackwardTile, backward_row_blocks, fa2_backward_tile
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -108,7 +111,8 @@ def _warp_set(
 ) -> Role:
     """One set of four of the CTA's eight warps."""
     bm, bn, d, dtype = t.tile_m, t.tile_n, t.padded_head_dim, problem.dtype
-    scale = problem.head_dim**-0.5
+    scale, rescale = problem.head_dim**-0.5, 1.0 / (1.0 - problem.dropout)
+    counts = fa2_backward_counts(d)
     sdp, dkv, dq_share = (Share.of(r) for r in WARP_ROWS[d, bn])
     q, do, k, v = (pipes[name] for name in ("q", "dO", "k", "v"))
     p_smem, ds_smem = Buffer("P_smem", bm, bn, dtype, "smem"), Buffer("dS_smem", bm, bn, dtype, "smem")
@@ -137,7 +141,9 @@ def _warp_set(
 
     def body(walk: Walk, row: Index, key0: Index) -> list:
         mask = [mask_op(s, problem, row + r0, key0 + c0)] if walk.masked else []
-        return [
+        # a dropped P keeps its size and loses its sign, so that dS knows both
+        drop = [dropout_op("dropout_sign", s, problem, row + r0, key0 + c0)] if problem.dropout else []
+        ops = [
             Consume(q),
             Consume(pipes["LSE"]),
             Consume(do),
@@ -147,10 +153,11 @@ def _warp_set(
             *mask,
             Compute("exp_lse", s, (s, lse), rows, cols, (("scale", scale),)),
             Release(pipes["LSE"]),
-            Compute("convert", p_part, (s,), rows, cols),
+            *drop,
+            Compute("convert_positive" if drop else "convert", p_part, (s,), rows, cols),
             Exchange("P", rows * cols * 2, 0),
             Matmul(dp, do_rows, v_rows, transpose_b=True, split=sdp.split),
-            Compute("softmax_grad", dp, (s, dp, dsum), rows, cols),
+            Compute("softmax_grad_dropout" if drop else "softmax_grad", dp, (s, dp, dsum), rows, cols),
             Release(pipes["D"]),
             Compute("convert", ds_part, (dp,), rows, cols),
             Exchange("dS", rows * cols * 2, 0),
@@ -170,13 +177,17 @@ def _warp_set(
             ),
             Release(q),
         ]  # fmt: skip
+        counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
+        elements = rows * cols
+        beyond = residual_instructions(counted, counts.mix, elements)
+        return spread_over_matmuls(ops, beyond, counts.mix.tensor * elements)
 
     def block(key0: Index) -> list:
         """All of one key block."""
         expanded = problem.group > 1
         head = var("q_head") if expanded else var("kv_head")
         store = []
-        for buffer, name, factor in ((dv, "dV", 1.0), (dk, "dK", scale)):
+        for buffer, name, factor in ((dv, "dV", rescale), (dk, "dK", scale * rescale)):
             out = Buffer(f"{name}_out", n_rows, e_cols, dtype)
             target = tensors[f"{name}_expanded" if expanded else name]
             if factor != 1.0:
@@ -352,13 +363,13 @@ def build_backward(
     before.append(
         dot_do_o(
             pre.name, tensors, {"q_head": q_head, **rows}, t.tile_m, pre.threads, d, gpu,
-            None if p.deterministic else accumulator,
+            None if p.deterministic else accumulator, keep=1.0 - p.dropout,
         )
     )  # fmt: skip
     after = [
         convert(
             post.name, accumulator, tensors["dQ"], {"head": q_head, **rows}, t.tile_m, post.threads,
-            p.head_dim**-0.5, gpu, splits, t.tile_m * d * 2,
+            p.head_dim**-0.5 / (1.0 - p.dropout), gpu, splits, t.tile_m * d * 2,
         )
     ]  # fmt: skip
     for name in ("dK", "dV") if grouped else ():

@@ -7,7 +7,7 @@ import numpy as np
 from simulator.numbers import run_program
 from simulator.problem import AttentionProblem
 from simulator.program import Program, Tensor
-from simulator.tile_ops import round_to
+from simulator.tile_ops import dropout_keep, round_to
 
 
 def visible(problem: AttentionProblem) -> np.ndarray:
@@ -29,6 +29,7 @@ def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.nda
     """O ``[batch*heads, seqlen_q, head_dim_v]`` and LSE ``[batch*heads, seqlen_q]`` in float64.
 
     Inputs are ``[batch*heads or batch*kv_heads, seqlen, head_dim]``. A row that sees no key gives O = 0, LSE = -inf.
+    Dropout drops weights of O by :func:`simulator.tile_ops.dropout_keep` and scales the others up.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, problem.group, axis=0) for x in (k, v))
@@ -39,9 +40,18 @@ def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.nda
     p = np.exp(s - m)
     total = p.sum(axis=2, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        o = np.where(total > 0, np.einsum("hij,hjd->hid", p, v) / total, 0.0)
+        o = np.where(total > 0, np.einsum("hij,hjd->hid", p * dropout_weights(problem), v) / total, 0.0)
         lse = np.where(total > 0, m + np.log(total), -np.inf)
     return {"O": o, "LSE": lse[..., 0]}
+
+
+def dropout_weights(problem: AttentionProblem) -> np.ndarray:
+    """What dropout multiplies P by, ``[batch*heads, seqlen_q, seqlen_k]``: 0 or 1 / (1 - dropout)."""
+    heads, rows, cols = problem.batch * problem.heads, np.arange(problem.seqlen_q), np.arange(problem.seqlen_k)
+    if not problem.dropout:
+        return np.ones((1, 1, 1))
+    keep = np.stack([dropout_keep(head, rows, cols, problem.dropout) for head in range(heads)])
+    return keep / (1.0 - problem.dropout)
 
 
 def attention_gradients(
@@ -49,8 +59,8 @@ def attention_gradients(
 ) -> dict[str, np.ndarray]:
     """dQ, dK and dV in float64 for the output gradient ``do`` (layout of :func:`attention`'s O).
 
-    With P = softmax(scale * Q K^T): dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = scale * dS K and
-    dK = scale * dS^T Q; dK and dV are summed over the query heads of a KV head.
+    With P = softmax(scale * Q K^T), without dropout: dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)),
+    dQ = scale * dS K and dK = scale * dS^T Q; dK and dV are summed over the query heads of a KV head.
     """
     forward = attention(problem, q, k, v)
     q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
@@ -59,7 +69,8 @@ def attention_gradients(
     lse = forward["LSE"][..., None]
     s = np.where(visible(problem)[None], np.einsum("hid,hjd->hij", q, k) * scale, -np.inf)
     p = np.exp(s - np.where(np.isneginf(lse), 0.0, lse))
-    dp = np.einsum("hid,hjd->hij", do, v)
+    weights = dropout_weights(problem)
+    dp = np.einsum("hid,hjd->hij", do, v) * weights
     ds = p * (dp - (do * forward["O"]).sum(axis=2, keepdims=True))
 
     def over_group(x: np.ndarray) -> np.ndarray:
@@ -68,7 +79,7 @@ def attention_gradients(
     return {
         "dQ": scale * np.einsum("hij,hjd->hid", ds, k),
         "dK": over_group(scale * np.einsum("hij,hid->hjd", ds, q)),
-        "dV": over_group(np.einsum("hij,hid->hjd", p, do)),
+        "dV": over_group(np.einsum("hij,hid->hjd", p * weights, do)),
     }
 
 

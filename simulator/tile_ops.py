@@ -80,6 +80,21 @@ def _exp2_lse(s, lse_log2, p):
     return np.exp2(np.float32(p["scale_log2"]) * s - _finite(lse_log2)).astype(np.float32)
 
 
+def dropout_keep(head: int, rows: np.ndarray, cols: np.ndarray, dropout: float) -> np.ndarray:
+    """Which (row, col) of ``head`` survive a dropout probability ``dropout``: 8 bits of a counter-based hash against
+    ``floor((1 - dropout) * 255)``. Stands in for Philox: the same draw for every tile shape, forward and backward."""
+    with np.errstate(over="ignore"):
+        x = rows.astype(np.uint32)[:, None] * np.uint32(0x9E3779B1)
+        x = x ^ (cols.astype(np.uint32)[None, :] * np.uint32(0x85EBCA77) + np.uint32(head) * np.uint32(0xC2B2AE3D))
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return (x >> np.uint32(24)) <= int((1.0 - dropout) * 255)
+
+
+def _kept(s, p):
+    return dropout_keep(p["head"], p["row"] + np.arange(s.shape[0]), p["col"] + np.arange(s.shape[1]), p["dropout"])
+
+
 def _row_sum(args, p):
     return args[0].sum(axis=1, keepdims=True, dtype=np.float32)
 
@@ -116,6 +131,15 @@ TILE_OPS: dict[str, TileOp] = {
         {"fma": 1.0, "exp": 1.0},
     ),
     "softmax_grad": TileOp(lambda a, p: a[0] * (a[1] - a[2]), {"fma": 2.0}),
+    # Philox of 7 rounds for 16 elements (2 wide multiplications at half rate and 2 logic operations a round: 2.6 an
+    # element), then forward unpack, compare and AND of two 16-bit values, or backward compare and select of each
+    "dropout": TileOp(lambda a, p: np.where(_kept(a[0], p), a[0], np.float32(0)), {"alu": 4.1}),
+    "dropout_sign": TileOp(lambda a, p: np.where(_kept(a[0], p), a[0], -a[0]), {"alu": 5.1}),
+    "convert_positive": TileOp(lambda a, p: np.maximum(a[0], np.float32(0)), {"convert": 0.5}),
+    # dS of a P whose sign says that it was dropped: its dP is zero
+    "softmax_grad_dropout": TileOp(
+        lambda a, p: a[0] * np.where(a[0] >= 0, a[1] - a[2], a[2]), {"fma": 2.0, "alu": 2.0}
+    ),
     # the same with log2(e) folded into LSE beforehand, and on tiles that are held transposed (keys x queries)
     "exp2_lse": TileOp(lambda a, p: _exp2_lse(a[0], a[1], p), {"fma": 1.0, "exp": 1.0}),
     "exp2_lse_transposed": TileOp(lambda a, p: _exp2_lse(a[0], a[1].T, p), {"fma": 1.0, "exp": 1.0}),

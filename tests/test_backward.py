@@ -19,6 +19,7 @@ from simulator.reference import (
     attention,
     attention_gradients,
     backward_inputs,
+    dropout_weights,
     random_inputs,
     run_attention,
 )
@@ -81,6 +82,23 @@ def test_gradients_equal_float64(algorithm, case):
     assert_exact(build_program(algorithm, problem(**CASES[case]), H200))
 
 
+@pytest.mark.parametrize("changes", [{}, {"causal": True, "seqlen_q": 200, "head_dim": 128}, {"deterministic": True}])
+def test_dropout_drops_the_same_weights_forward_and_backward(changes):
+    p = problem(pass_="fwd_bwd", heads=4, kv_heads=2, dropout=0.2, **changes)
+    kept = dropout_weights(p)
+    assert np.unique(kept).tolist() == [0.0, 1.25] and abs((kept > 0).mean() - 0.8) < 0.01
+    program = build_program("fa2", p, H200)
+    inputs = random_inputs(p) | {"dO": backward_inputs(p)["dO"]}
+    got = run_attention(program, inputs)
+    q, k, v, do = (inputs[name] for name in ("Q", "K", "V", "dO"))
+    exact = attention(p, q, k, v) | attention_gradients(p, q, k, v, do)
+    for name in ("O", "LSE", *GRADIENTS):
+        error = np.abs(got[name] - exact[name]).max() / np.abs(exact[name]).max()
+        assert error < TOLERANCE["bf16"], name
+    without = attention_gradients(p.with_(dropout=0.0), q, k, v, do)
+    assert np.abs(without["dQ"] - exact["dQ"]).max() > 0.1 * np.abs(exact["dQ"]).max()
+
+
 def test_gradients_of_cudnn_and_of_ampere_tiles():
     assert_exact(build_program("fa3", problem(head_dim=128, seqlen_q=200), H200, "cudnn_sm90"))
     # A100: no double buffer of Q at head dim 256; V stays in registers at 96
@@ -109,8 +127,9 @@ def replace_sms(profile, sms: int):
     return changed
 
 
-def test_float64_gradients_against_finite_differences():
-    p = AttentionProblem(heads=2, kv_heads=1, seqlen_q=3, seqlen_k=5, head_dim=4, causal=True)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_float64_gradients_against_finite_differences(dropout):
+    p = AttentionProblem(heads=2, kv_heads=1, seqlen_q=3, seqlen_k=5, head_dim=4, causal=True, dropout=dropout)
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((2, 3, 4)), rng.standard_normal((1, 5, 4)), rng.standard_normal((1, 5, 4))
     do = rng.standard_normal((2, 3, 4))
@@ -386,6 +405,7 @@ def test_default_implementations_by_pass():
         ("fa3", "flash_attn_3", H200, {}, "pass 'bwd'"),
         ("fa3", None, A100, {}, "wgmma"),
         ("fa3", None, H200, {"window": (128, 0)}, "window"),
+        ("fa3", None, H200, {"dropout": 0.1}, "dropout"),
         ("fa2", None, H200, {"head_dim": 512}, "up to 256"),
         ("fa2", None, H200, {"deterministic": True, "causal": True, "seqlen_k": 512}, "seqlen_q >= seqlen_k"),
         ("fa3", "cudnn_sm90", H200, {"head_dim": 256}, "up to 128"),
