@@ -155,19 +155,30 @@ def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, c
     return total, missed
 
 
-@njit(cache=True)
-def _interpolate(grid, x, values, spread, weight):
-    """``values`` at ``x`` (linear, extended beyond the grid); books the weights of the two grid points."""
-    n = grid.shape[0]
+@njit(cache=True, inline="always")
+def _grid_point(grid, x):
+    """Index and fraction of ``x`` on ``grid``: above 1 it extends the last interval, below the grid it is 0."""
     k = 0
-    while k < n - 2 and x > grid[k + 1]:
+    while k < grid.shape[0] - 2 and x > grid[k + 1]:
         k += 1
-    f = (x - grid[k]) / (grid[k + 1] - grid[k])
-    if f < 0.0:
-        f = 0.0
-    spread[k] += weight * (1.0 - f) if f <= 1.0 else 0.0
-    spread[k + 1] += weight * f if f <= 1.0 else weight
-    return values[k] + f * (values[k + 1] - values[k])
+    return k, max(0.0, (x - grid[k]) / (grid[k + 1] - grid[k]))
+
+
+@njit(cache=True)
+def _mixed(k, f, values, row, spread, into, w, times):
+    """``values[crowd, row]`` at grid point ``k`` + ``f``, mixed between an SM alone (0) and a full one (1) by ``w``.
+
+    Books ``times`` in ``spread[crowd, into]`` on the two grid points.
+    """
+    inside = min(f, 1.0)
+    spread[0, into, k] += (1.0 - w) * times * (1.0 - inside)
+    spread[0, into, k + 1] += (1.0 - w) * times * inside
+    value = (1.0 - w) * (values[0, row, k] + f * (values[0, row, k + 1] - values[0, row, k]))
+    if w > 0.0:
+        spread[1, into, k] += w * times * (1.0 - inside)
+        spread[1, into, k + 1] += w * times * inside
+        value += w * (values[1, row, k] + f * (values[1, row, k + 1] - values[1, row, k]))
+    return value
 
 
 @njit(cache=True)
@@ -183,18 +194,14 @@ def _heap_push(times, slots, size, time, slot):
 
 
 @njit(cache=True)
-def _heap_pop(times, slots, size):
-    """Remove the root of a heap of ``size`` entries (the caller has read it)."""
-    last = size - 1
-    time, slot = times[last], slots[last]
+def _heap_replace_root(times, slots, size, time, slot):
+    """Put another entry in place of the root of a heap of ``size`` entries."""
     i = 0
     while True:
         c = 2 * i + 1
-        if c >= last:
+        if c >= size:
             break
-        if c + 1 < last and (
-            times[c + 1] < times[c] or (times[c + 1] == times[c] and slots[c + 1] < slots[c])
-        ):
+        if c + 1 < size and (times[c + 1] < times[c] or (times[c + 1] == times[c] and slots[c + 1] < slots[c])):
             c += 1
         if time < times[c] or (time == times[c] and slot < slots[c]):
             break
@@ -240,9 +247,8 @@ def replay(
 ):
     n_seg = seg_count.shape[0]
     n_acc = acc_int.shape[0]
-    n_k = grid.shape[0]
     scal = cache[1]
-    weights = np.zeros((2, n_seg + 2, n_k))
+    weights = np.zeros((2, n_seg + 2, grid.shape[0]))
     stalls = np.zeros(3)  # hbm, l2, latency ticks in what CTAs waited for
     busy = np.zeros(2)  # L2 and HBM busy ticks
     snap_time = np.zeros(snapshots.shape[0], np.int64)
@@ -269,8 +275,6 @@ def replay(
 
     while size > 0:
         t, slot = times[0], slots[0]
-        _heap_pop(times, slots, size)
-        size -= 1
         cta = cta_of[slot]
         sm = slot % n_sms
         where = phase[slot]
@@ -381,39 +385,34 @@ def replay(
                     next_cta += 1
                 cta_of[slot] = following
                 phase[slot] = 0
-                _heap_push(times, slots, size, t + launch_gap, slot)
-                size += 1
+                _heap_replace_root(times, slots, size, t + launch_gap, slot)
+            else:
+                size -= 1
+                _heap_replace_root(times, slots, size, times[size], slots[size])
             continue
 
         w = 0.0
         if occupancy > 1:
             w = (active[sm] - 1.0) / (occupancy - 1.0)
+        k, f = _grid_point(grid, x)
         if segment == PROLOGUE:
-            duration = (1.0 - w) * _interpolate(grid, x, overhead[0, cta_class[cta]], weights[0, n_seg], 1.0 - w)
-            if w > 0.0:
-                duration += w * _interpolate(grid, x, overhead[1, cta_class[cta]], weights[1, n_seg], w)
+            duration = _mixed(k, f, overhead, cta_class[cta], weights, n_seg, w, 1.0)
             if cta < n_slots:
-                duration += _interpolate(grid, x, first_extra[0], weights[0, n_seg + 1], 0.0)
+                duration += first_extra[0, k] + f * (first_extra[0, k + 1] - first_extra[0, k])
             phase[slot] = 1
             outer_i[slot] = 0
             seg_i[slot] = -1 if has_outer else 0
             it[slot] = 0
         elif segment == OUTER:
             # the cost of an outer iteration itself is the last row of the period table
-            duration = (1.0 - w) * _interpolate(grid, x, period[0, n_seg], weights[0, n_seg + 1], 1.0 - w)
-            if w > 0.0:
-                duration += w * _interpolate(grid, x, period[1, n_seg], weights[1, n_seg + 1], w)
+            duration = _mixed(k, f, period, n_seg, weights, n_seg + 1, w, 1.0)
             seg_i[slot] = 0
             it[slot] = 0
         else:
-            n = float(chunk)
-            duration = (1.0 - w) * n * _interpolate(grid, x, period[0, segment], weights[0, segment], (1.0 - w) * n)
-            if w > 0.0:
-                duration += w * n * _interpolate(grid, x, period[1, segment], weights[1, segment], w * n)
+            duration = chunk * _mixed(k, f, period, segment, weights, segment, w, float(chunk))
             it[slot] += chunk
         stalls[0 if hbm_bound else 1] += queue * chunk
         stalls[2] += latency * chunk
-        _heap_push(times, slots, size, t + np.int64(duration + 0.5), slot)
-        size += 1
+        _heap_replace_root(times, slots, size, t + np.int64(duration + 0.5), slot)
     # the drain of posted writes
     return end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, l2_free, hbm_free
