@@ -98,6 +98,32 @@ def fa3_padded_head_dims(head_dim: int, head_dim_v: int) -> tuple[int, int]:
     )
 
 
+def fa3_smem_bytes(
+    tile_m: int,
+    tile_n: int,
+    padded_head_dim: int,
+    padded_head_dim_v: int,
+    bytes_each: int,
+    stages: int,
+    *,
+    pv_in_registers: bool,
+    transpose_v: bool = False,
+    o_in_smem: bool = True,
+) -> int:
+    """Shared memory of one CTA: Q, rings of K and V (O reuses V's), V transposed, P, barriers (flash_fwd_kernel_sm90.h)."""
+    v_bytes = stages * tile_n * padded_head_dim_v * bytes_each
+    o_bytes = 2 * tile_m * padded_head_dim_v if o_in_smem else 0
+    return (
+        max(v_bytes, o_bytes)
+        + (v_bytes if transpose_v else 0)
+        + tile_m * padded_head_dim * bytes_each
+        + stages * tile_n * padded_head_dim * bytes_each
+        + (0 if pv_in_registers else tile_m * tile_n * bytes_each + _FA3_P_OVERHEAD_BYTES)
+        + (4 * tile_m * stages if padded_head_dim_v > 256 else 0)
+        + _FA3_OVERHEAD_BYTES
+    )
+
+
 def fa3_forward_tile(
     head_dim: int,
     head_dim_v: int | None = None,
@@ -140,16 +166,16 @@ def fa3_forward_tile(
     )
     cluster_m = 2 if cluster_allowed and row_blocks is not None and row_blocks % 2 == 0 else 1
     stages = 2
-    v_bytes = stages * tile_n * dv * bytes_each
-    o_bytes = 0 if split and not varlen else 2 * tile_m * dv
-    smem = (
-        max(v_bytes, o_bytes)
-        + (v_bytes if transpose_v else 0)
-        + tile_m * d * bytes_each
-        + stages * tile_n * d * bytes_each
-        + (0 if pv_rs else tile_m * tile_n * bytes_each + _FA3_P_OVERHEAD_BYTES)
-        + (4 * tile_m * stages if large_v else 0)
-        + _FA3_OVERHEAD_BYTES
+    smem = fa3_smem_bytes(
+        tile_m,
+        tile_n,
+        d,
+        dv,
+        bytes_each,
+        stages,
+        pv_in_registers=pv_rs,
+        transpose_v=transpose_v,
+        o_in_smem=not split or varlen,
     )
     overlap_turns = warpgroups >= 2 and (d <= 128 if bytes_each == 2 else d >= 128)
     turns = overlap_turns if overlap else warpgroups == 2
