@@ -47,7 +47,8 @@ class L2:
         blocks[:, :2] = -1
         cache = (blocks, np.array([0, -1, -1, 0], np.int64))
         counters = np.zeros((4, len(tensors)), np.int64)
-        return cls(list(tensors), np.array(rows, np.int64), cache, counters, int(capacity_bytes))
+        shape = np.array(rows, np.int64).reshape(-1, 9)
+        return cls(list(tensors), shape, cache, counters, int(capacity_bytes))
 
     def snapshot(self) -> np.ndarray:
         """``[4, tensors]``: SM reads, SM writes, HBM reads, HBM writes so far."""
