@@ -1,7 +1,8 @@
 """The time reading inside one SM: simpy processes that contend for the SM's pipes.
 
-One process per role of every resident CTA. A pipe serves requests in order of arrival at its rate, so a
-request's completion is known when it is made and costs one event. Time is integer ticks.
+One process per role of every resident CTA. Execution pipes are shared equally by the roles that have work for
+them (:mod:`simulator.shared_pipe`); transfers over the SM's ports are served in order of arrival, so their
+completion is known when they are made. Time is integer ticks.
 
 :mod:`simulator.sm_timing` turns runs of it into a CTA's time as a function of the memory latency it is granted.
 """
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 
 import simpy
 
-from simulator.sm_costs import CAUSES, PIPES, TimedLoop
+from simulator.shared_pipe import SharedPipe
+from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop
 
 TICKS_PER_CYCLE = 64
+_TENSOR = PIPE_INDEX["tensor"]
 
 
 class _Counter:
@@ -63,27 +66,74 @@ class _Semaphore:
             self.units += 1
 
 
+class _Pending:
+    """An operation under way on several pipes: over when its last part is, and some latency later usable."""
+
+    __slots__ = ("done_at", "env", "event", "latency", "parts")
+
+    def __init__(self, env: simpy.Environment, parts: int, latency: int, done_at: int | None = None):
+        self.env, self.parts, self.latency, self.event, self.done_at = env, parts, latency, None, done_at
+
+    def part_done(self) -> None:
+        self.parts -= 1
+        if self.parts == 0:
+            self.done_at = self.env.now
+            if self.event is not None:
+                self.event.succeed()
+
+
 class Sm:
-    """The shared state of one SM: when each pipe is free, and how long it was busy."""
+    """The shared state of one SM: its execution pipes, and when each transfer port is free."""
 
     def __init__(self, env: simpy.Environment, latency_ticks: int, observer=None):
         self.env, self.latency, self.observer = env, latency_ticks, observer
-        self.free = [0] * len(PIPES)
-        self.busy = [0] * len(PIPES)
+        self.pipes = {
+            PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in TRANSFER_PIPES
+        }
+        self.free = {PIPE_INDEX[name]: 0 for name in TRANSFER_PIPES}
+        self.transferred = dict.fromkeys(self.free, 0)
 
-    def request(self, work, label: str = "") -> int:
-        """Queue ``work`` (pipe, ticks); returns the tick at which all of it is done."""
+    def _watch(self, name: str):
+        if self.observer is None:
+            return None
+        return lambda start, end, stream: self.observer(name, start, end, stream)
+
+    def execute(self, stream: str, work, latency: int, in_order: bool = False) -> _Pending:
+        """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
+
+        ``in_order``: the tensor cores take asynchronous batches (wgmma) one after another in the order of issue,
+        whoever issued them; everything else is interleaved with other streams instruction by instruction.
+        """
+        pending = _Pending(self.env, len(work), latency, None if work else self.env.now)
+        for pipe, ticks in work:
+            queue = "batches" if in_order and pipe == _TENSOR else stream
+            self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
+        return pending
+
+    def transfer(self, work, label: str = "") -> int:
+        """Queue a load or store: its port time in order of arrival, its SMEM time beside other work. Returns the
+        tick at which the port is done with it."""
         now, done = self.env.now, self.env.now
         for pipe, ticks in work:
-            start = self.free[pipe] if self.free[pipe] > now else now
-            end = start + ticks
-            self.free[pipe] = end
-            self.busy[pipe] += ticks
-            if end > done:
-                done = end
+            if pipe not in self.free:
+                self.pipes[pipe].submit("transfer " + label, ticks, _ignore, label)
+                continue
+            start = max(self.free[pipe], now)
+            self.free[pipe] = done = start + ticks
+            self.transferred[pipe] += ticks
             if self.observer is not None:
-                self.observer(PIPES[pipe], start, end, label)
+                self.observer(PIPES[pipe], start, done, label)
         return done
+
+    def busy(self) -> list[int]:
+        """Ticks of work that each pipe was given, in the order of :data:`PIPES`."""
+        return [
+            self.transferred[i] if i in self.transferred else self.pipes[i].busy for i in range(len(PIPES))
+        ]
+
+
+def _ignore() -> None:
+    return None
 
 
 class _CtaState:
@@ -117,8 +167,7 @@ class _RoleProcess:
         self.marks: list[list[int]] = []
         self.mark_waits: list[tuple[int, ...]] = []
         self.item_ends: list[int] = []
-        self.tokens: dict[str, int] = {}
-        self.last_token_done = 0
+        self.tokens: dict[str, _Pending] = {}
         self.consumed: dict[str, int] = {}
         self.waited = dict.fromkeys(CAUSES, 0)
 
@@ -148,8 +197,13 @@ class _RoleProcess:
                 continue
             kind, start = op.kind, env.now
             if kind == "work":
-                done = max(sm.request(op.work, self.label), start + op.minimum) + op.latency
-                yield env.timeout(done - start)
+                pending = sm.execute(self.label, op.work, op.latency)
+                if pending.done_at is None:
+                    pending.event = env.event()
+                    yield pending.event
+                rest = max(pending.done_at, start + op.minimum) + op.latency - env.now
+                if rest > 0:
+                    yield env.timeout(rest)
             elif kind == "consume":
                 want = self.consumed.get(op.key, 0) + 1
                 self.consumed[op.key] = want
@@ -160,13 +214,15 @@ class _RoleProcess:
             elif kind == "release":
                 self._release(op.key)
             elif kind == "matmul_async":
-                done = sm.request(op.work, self.label) + op.latency
-                self.last_token_done = max(self.last_token_done, done)
-                self.tokens[op.key] = self.last_token_done
+                self.tokens[op.key] = sm.execute(self.label, op.work, op.latency, in_order=True)
             elif kind == "await":
-                done = self.tokens.get(op.key, start)
-                if done > start:
-                    yield env.timeout(done - start)
+                pending = self.tokens.get(op.key)
+                if pending is not None and pending.done_at is None:
+                    pending.event = env.event()
+                    yield pending.event
+                rest = pending.done_at + pending.latency - env.now if pending is not None else 0
+                if rest > 0:
+                    yield env.timeout(rest)
             elif kind == "acquire":
                 taken = cta.acquired.get(op.key, 0) + 1
                 cta.acquired[op.key] = taken
@@ -177,16 +233,17 @@ class _RoleProcess:
                 if event is not None:
                     yield event
             elif kind == "load_pipe":
-                done = sm.request(op.work, self.label) + sm.latency
+                done = sm.transfer(op.work, self.label) + sm.latency
                 counter = cta.counter(cta.filled, op.key)
                 env.timeout(done - start).callbacks.append(lambda _event, c=counter: c.add())
             elif kind == "load_async":
-                self.tokens[op.key] = sm.request(op.work, self.label) + sm.latency
+                done = sm.transfer(op.work, self.label)
+                self.tokens[op.key] = _Pending(env, 0, sm.latency, done)
             elif kind == "load":
-                done = sm.request(op.work, self.label) + sm.latency
+                done = sm.transfer(op.work, self.label) + sm.latency
                 yield env.timeout(done - start)
             elif kind == "store":
-                sm.request(op.work, self.label)
+                sm.transfer(op.work, self.label)
             elif kind == "barrier":
                 counter = cta.counter(cta.barriers, op.key)
                 target = (counter.value // op.number + 1) * op.number
@@ -298,7 +355,7 @@ def run_sm(
     return SmRun(
         sum(ends) / residents / TICKS_PER_CYCLE,
         waits,
-        tuple(b / TICKS_PER_CYCLE / residents for b in sm.busy),
+        tuple(b / TICKS_PER_CYCLE / residents for b in sm.busy()),
         _tile_ends(by_cta, items),
         _late_waits(compute),
     )
