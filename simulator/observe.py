@@ -23,6 +23,8 @@ from simulator.sm_costs import SmSpec, compile_kernel
 
 #: Replay events (CTA iterations) up to which a launch is recorded CTA by CTA.
 MOST_EVENTS = 4_000_000
+#: Coordinates that say nothing of where a tile lies: spill buffers' slots, ranks within a cluster.
+_NO_PLACE = ("slot", "cluster_rank")
 #: Bins of a launch's time in which bytes are counted.
 FLOW_BINS = 240
 
@@ -122,18 +124,24 @@ def observe(
         clock_hz = told.cycles / told.time_us * 1e6
         flow = np.zeros((FLOW_BINS, 3), np.int64)
         bin_ticks = max(1, int(told.cycles * TICKS_PER_CYCLE / FLOW_BINS))
-        run = run_kernel(
-            launch, l2, profile, physics, clock_hz, log=True, flow=flow, flow_ticks=bin_ticks
-        )
+        run = run_kernel(launch, l2, profile, physics, clock_hz, log=True, flow=flow, flow_ticks=bin_ticks)
         us_per_tick = 1e6 / (clock_hz * TICKS_PER_CYCLE)
         ctas = run.cta_log.astype(float)
         ctas[:, 1:] = told.start_us + ctas[:, 1:] * us_per_tick
         labels = tuple(cta_label(launch, cta) for cta in range(launch.ctas))
         seen.append(
             KernelObservation(
-                launch.name, index, told.start_us, told.time_us, profile.num_sms, run.ctas_per_sm, ctas, labels,
-                flow, bin_ticks * us_per_tick,
-            )  # fmt: skip
+                name=launch.name,
+                index=index,
+                start_us=told.start_us,
+                time_us=told.time_us,
+                num_sms=profile.num_sms,
+                ctas_per_sm=run.ctas_per_sm,
+                ctas=ctas,
+                labels=labels,
+                flow=flow,
+                bin_us=bin_ticks * us_per_tick,
+            )
         )
         if index == chosen:
             spec = SmSpec.of(profile, physics, launch.path, launch.compute_dtype)
@@ -169,7 +177,7 @@ def cta_label(kernel: Kernel, cta: int) -> str:
     trips = {trip.coord for trip in kernel.trips}
     parts = []
     for name, values in kernel.coords.items():
-        if name in trips or name.endswith("_row"):
+        if name in trips or name.endswith("_row") or name in _NO_PLACE:
             continue
         parts.append(f"{name.removesuffix('0') if name == 'row0' else name} {int(values[cta])}")
     return f"CTA {cta}: {', '.join(parts)}" if parts else f"CTA {cta}"

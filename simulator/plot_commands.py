@@ -217,7 +217,8 @@ def timeline(
         str | None, typer.Option("--kernel", help="Launch to look into, by name or number (default: the longest).")
     ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="F.json", help="Write a trace for Perfetto or chrome://tracing.")
+        Path | None,
+        typer.Option("--perfetto", metavar="F.json", help="Write a trace for Perfetto or chrome://tracing."),
     ] = None,
     plot: _Plot = None,
     source: _From = None,
@@ -330,7 +331,7 @@ def _report_skipped(found) -> None:
 
 
 def _profiles_of(results, gpu: str, conditions: RunOptions) -> list:
-    """The profiles of the results' GPUs: those given, or shipped ones of that name (with its ``[key=value]`` changes)."""
+    """The profiles of the results' GPUs: those given, or shipped ones by name (``h100_sxm[l2_bytes=x2]`` too)."""
     given = {}
     for name in comma_list(gpu, "--gpu"):
         profile = conditions.profile(name)

@@ -82,7 +82,9 @@ def result_from(data: Mapping[str, Any]) -> Result:
             raise TypeError(f"{name} is not a list")
     texts = {name: tuple(data.get(name, ())) for name in ("warnings", "notes", "substitutions")}
     known = _known(Result, data) | texts
-    return Result(**(known | {"problem": AttentionProblem(**_known(AttentionProblem, problem)), "kernels": tuple(kernels)}))
+    known["problem"] = AttentionProblem(**_known(AttentionProblem, problem))
+    known["kernels"] = tuple(kernels)
+    return Result(**known)
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:

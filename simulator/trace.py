@@ -51,11 +51,14 @@ def trace(observations: Iterable[Observation], command: str = "") -> dict[str, A
     }
 
 
-def _process(pid: int, name: str) -> list[Event]:
-    return [
+def _process(pid: int, name: str, about: str = "") -> list[Event]:
+    events = [
         {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}},
     ]
+    if about:
+        events.append({"ph": "M", "pid": pid, "name": "process_labels", "args": {"labels": about}})
+    return events
 
 
 def _thread(pid: int, tid: int, name: str) -> list[Event]:
@@ -66,11 +69,11 @@ def _thread(pid: int, tid: int, name: str) -> list[Event]:
 
 
 def _slice(pid: int, tid: int, name: str, category: str, start_us: float, end_us: float, args: dict) -> Event:
-    # picosecond steps: short enough for any cycle, and equal on every machine
-    start, end = round(start_us, 6), round(end_us, 6)
+    # whole nanoseconds, as viewers keep time: rounding start and length apart would make neighbours overlap
+    start, end = round(start_us * 1e3), round(end_us * 1e3)
     return {
-        "ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": start, "dur": round(end - start, 6),
-        "args": args,
+        "ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": start / 1e3,
+        "dur": (end - start) / 1e3, "args": args,
     }  # fmt: skip
 
 
@@ -96,13 +99,15 @@ def _sm_tracks(pid: int, title: str, sm: SmObservation) -> list[Event]:
     us = 1e6 / sm.clock_hz
     cut = "; later iterations left out" if sm.cut else ""
     about = f"{sm.kernel}, {sm.label}, {sm.residents} resident, {sm.clock_hz / 1e6:.0f} MHz{cut}"
-    events = _process(pid, f"{title}: pipes of one SM ({about})")
-    events += _process(pid + 1, f"{title}: warpgroups of one SM ({about})")
+    events = _process(pid, f"{title}: pipes of one SM", about)
+    events += _process(pid + 1, f"{title}: warpgroups of one SM", about)
     pipes = [pipe for pipe in (*PIPE_LANES, "port_out") if any(span.track == pipe for span in sm.spans)]
-    for tid, pipe in enumerate(pipes, 1):
-        events += _thread(pid, tid, PIPE_LANES.get(pipe, "stores (SM → L2)"))
+    # warps share a pipe instruction by instruction, so each stream has its own track of it
+    lanes = [(p, r) for p in pipes for r in sm.roles if any((s.track, s.role) == (p, r) for s in sm.spans)]
+    for tid, (pipe, role) in enumerate(lanes, 1):
+        events += _thread(pid, tid, f"{PIPE_LANES.get(pipe, 'stores (SM → L2)')}: {_role_name(role)}")
     for tid, role in enumerate(sm.roles, 1):
-        events += _thread(pid + 1, tid, role.replace("cta", "CTA ").replace("/", ", "))
+        events += _thread(pid + 1, tid, _role_name(role))
     for span in sm.spans:
         start, end = sm.start_us + span.start_cycles * us, sm.start_us + span.end_cycles * us
         cycles = {"start_cycle": round(span.start_cycles, 3), "cycles": round(span.end_cycles - span.start_cycles, 3)}
@@ -111,16 +116,23 @@ def _sm_tracks(pid: int, title: str, sm: SmObservation) -> list[Event]:
             tid = sm.roles.index(span.role) + 1
             events.append(_slice(pid + 1, tid, name, "role", start, end, {"operation": span.what, **cycles}))
         elif span.track in pipes:
-            tid = pipes.index(span.track) + 1
-            events.append(_slice(pid, tid, span.role, "pipe", start, end, {"pipe": span.track, **cycles}))
+            tid = lanes.index((span.track, span.role)) + 1
+            name = f"{span.track} {span.role.partition('/')[2]}"
+            events.append(_slice(pid, tid, name, "pipe", start, end, {"pipe": span.track, **cycles}))
     return events
+
+
+def _role_name(role: str) -> str:
+    return role.replace("cta", "CTA ").replace("/", ", ")
 
 
 def _memory_tracks(pid: int, name: str, seen: Observation) -> list[Event]:
     """Counters of bandwidth (GB/s), and a track a level whose slices say how busy it is."""
     events = _process(pid, name)
-    levels = ("HBM", "L2", "shared memory of the SM above")
-    for tid, level in enumerate(levels, 1):
+    sm = seen.sm
+    users = [role for role in sm.roles if any((s.track, s.role) == (_SMEM_PIPE, role) for s in sm.spans)]
+    shared = [f"shared memory of one SM: {_role_name(role)}" for role in users]
+    for tid, level in enumerate(("HBM", "L2", *shared), 1):
         events += _thread(pid, tid, level)
     peaks = [1.0, 1.0]
     for kernel in seen.kernels:
@@ -137,19 +149,18 @@ def _memory_tracks(pid: int, name: str, seen: Observation) -> list[Event]:
             }
             for counter, value in rates.items():
                 events.append(
-                    {"ph": "C", "pid": pid, "name": f"{counter} bandwidth", "ts": round(start, 6), "args": value}
+                    {"ph": "C", "pid": pid, "name": f"{counter} bandwidth", "ts": round(start, 3), "args": value}
                 )
-        for tid, column, peak in ((1, kernel.flow[:, 1] + kernel.flow[:, 2], peaks[0]), (2, kernel.flow[:, 0], peaks[1])):
-            events += _busy_slices(pid, tid, kernel, column, peak)
-        end = round(kernel.start_us + len(kernel.flow) * kernel.bin_us, 6)
+        events += _busy_slices(pid, 1, kernel, kernel.flow[:, 1] + kernel.flow[:, 2], peaks[0])
+        events += _busy_slices(pid, 2, kernel, kernel.flow[:, 0], peaks[1])
+        end = round(kernel.start_us + len(kernel.flow) * kernel.bin_us, 3)
         for counter in ("HBM read", "HBM write", "L2"):
             events.append({"ph": "C", "pid": pid, "name": f"{counter} bandwidth", "ts": end, "args": {"GB/s": 0}})
-    sm = seen.sm
     us = 1e6 / sm.clock_hz
     for span in sm.spans:
         if span.track == _SMEM_PIPE:
             start, end = sm.start_us + span.start_cycles * us, sm.start_us + span.end_cycles * us
-            events.append(_slice(pid, 3, span.role, "memory", start, end, {}))
+            events.append(_slice(pid, 3 + users.index(span.role), "SMEM", "memory", start, end, {}))
     return events
 
 
@@ -163,12 +174,8 @@ def _busy_slices(pid: int, tid: int, kernel: KernelObservation, moved, peak: flo
         elif not active and first is not None:
             start = kernel.start_us + first * kernel.bin_us
             amount = int(moved[first:index].sum())
-            rate = amount / ((index - first) * kernel.bin_us) / 1e3
-            events.append(
-                _slice(
-                    pid, tid, f"{kernel.name}: {rate:.0f} GB/s", "memory", start, start + (index - first) * kernel.bin_us,
-                    {"bytes": amount, "kernel": kernel.name},
-                )
-            )  # fmt: skip
+            end = kernel.start_us + index * kernel.bin_us
+            name = f"{kernel.name}: {amount / (end - start) / 1e3:.0f} GB/s"
+            events.append(_slice(pid, tid, name, "memory", start, end, {"bytes": amount, "kernel": kernel.name}))
             first = None
     return events

@@ -80,17 +80,22 @@ def _bars(left, right, rows: list[Row], title: str) -> None:
             # neighbouring tensors differ in strength; written bytes are hatched
             strength = 0.85 if _place(part["tensor"], tensors) % 2 == 0 else 0.5
             face = "white" if part["direction"] == "dirty" else tint(colour, strength)
+            direction = part["direction"]
             style = {
-                "color": face, "edgecolor": "white" if part["direction"] == "read" else tint(colour, 1.0), "lw": 0.8,
-                "hatch": {"read": None, "write": "////", "dirty": "...."}[part["direction"]], "gid": f"series-{algorithm}",
-            }  # fmt: skip
+                "color": face,
+                "edgecolor": "white" if direction == "read" else tint(colour, 1.0),
+                "lw": 0.8,
+                "hatch": {"read": None, "write": "////", "dirty": "...."}[direction],
+                "gid": f"series-{algorithm}",
+            }
             left.barh(place, part["bytes"], left=start * totals[algorithm], height=0.7, **style)
             right.barh(place, 100 * share, left=100 * start, height=0.7, **style)
             # a tensor is named where its name fits: about 70 letters across the panel
             if share >= (len(part["tensor"]) + 1.5) / 70:
                 right.text(
                     100 * (start + share / 2), place, part["tensor"], ha="center", va="center",
-                    fontsize=7.5, gid=f"series-{algorithm}", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+                    fontsize=7.5, gid=f"series-{algorithm}",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
                 )  # fmt: skip
             start += share
         left.text(
@@ -183,10 +188,11 @@ def plot_io_sweep(rows: Sequence[Row]):
         names = list(dict.fromkeys(row["series"] for row in drawn))
         for index, name in enumerate(names):
             points = sorted((r for r in drawn if r["series"] == name), key=lambda r: r["x"])
-            xs, colour, gid = [r["x"] for r in points], series_colour(name), f"series-{name}"
-            ax.plot(xs, [r["hbm_bytes"] for r in points], "o-", ms=line_width(index, len(names)) + 2, color=colour,
-                    lw=line_width(index, len(names)), gid=gid, zorder=3)  # fmt: skip
-            ax.plot(xs, [r["l2_bytes"] for r in points], ls=(0, (3, 2)), lw=0.75 * line_width(index, len(names)), color=colour, gid=gid, zorder=2)
+            xs, colour = [r["x"] for r in points], series_colour(name)
+            width = line_width(index, len(names))
+            style = {"color": colour, "gid": f"series-{name}"}
+            ax.plot(xs, [r["hbm_bytes"] for r in points], "o-", ms=width + 2, lw=width, zorder=3, **style)
+            ax.plot(xs, [r["l2_bytes"] for r in points], ls=(0, (3, 2)), lw=0.75 * width, zorder=2, **style)
             labels.append((xs[-1], points[-1]["hbm_bytes"], f"{name} HBM", colour))
             labels.append((xs[-1], points[-1]["l2_bytes"], f"{name} SM↔L2", colour))
             floors.setdefault(tuple((r["x"], r["compulsory_bytes"]) for r in points), name)

@@ -29,9 +29,7 @@ MARKERS = {"HBM": "o", "L2": "s", "SMEM": "^"}
 _DASHES = {"spec": "-", "sustained": (0, (4, 3))}
 
 
-def roofline_rows(
-    results: Iterable[Result], profiles: Iterable[Profile], measured: Iterable[Row] = ()
-) -> list[Row]:
+def roofline_rows(results: Iterable[Result], profiles: Iterable[Profile], measured: Iterable[Row] = ()) -> list[Row]:
     """What the picture shows: ceilings of ``profiles``, three marks a kernel of ``results``, measured points.
 
     Columns: ``kind`` (``bandwidth`` B/s, ``compute`` FLOP/s, ``kernel``, ``measured``), ``level``, ``quality``
@@ -194,10 +192,10 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
         ax.plot(xs, [y] * len(xs), color=tint(colour, 0.45), lw=0.8, zorder=2, gid=gid)
         for row in group:
             hollow = kind == "measured"
-            ax.plot(
-                row["flop_per_byte"], y, MARKERS[row["level"]], ms=6.5, color=colour, zorder=4 if hollow else 3,
-                mfc="white" if hollow else colour, mec=colour if hollow else "white", mew=1.2 if hollow else 0.6, gid=gid,
-            )  # fmt: skip
+            edge = (
+                {"mfc": "white", "mec": colour, "mew": 1.2} if hollow else {"mfc": colour, "mec": "white", "mew": 0.6}
+            )
+            ax.plot(row["flop_per_byte"], y, MARKERS[row["level"]], ms=6.5, zorder=4 if hollow else 3, gid=gid, **edge)
         name = algorithm
         if algorithm in several:
             name = f"{algorithm} {_short(group[0].get('kernel') or '')}"
@@ -230,8 +228,8 @@ def _free_place(x: float, bytes_per_s: float, points: list[Row]) -> float:
         covered = [
             point
             for point in points
-            if 0.7 * x < point["flop_per_byte"] < 5 * x
-            and 0.3 < point["flop_per_s"] / (point["flop_per_byte"] * bytes_per_s) < 5
+            if 0.85 * x < point["flop_per_byte"] < 6 * x
+            and 0.85 < point["flop_per_s"] / (point["flop_per_byte"] * bytes_per_s) < 2.3
         ]
         if not covered:
             break

@@ -36,7 +36,8 @@ def read_rows(path: str | Path, picture: str) -> list[Row]:
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; name the CSV that iosim {picture} wrote") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name the CSV that iosim {picture} wrote") from None
+        why = error.strerror
+        raise InputError(f"{path}: cannot be read ({why}); name the CSV that iosim {picture} wrote") from None
     reader = csv.DictReader(io.StringIO(text, newline=""))
     if "picture" not in (reader.fieldnames or []):
         raise InputError(f"{path}:1: no column 'picture'; name the CSV that iosim {picture} wrote beside its picture")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -66,7 +67,7 @@ def crossovers(rows: Iterable[Row]) -> list[Row]:
                 continue
             a, b = times[gpu, first], times[gpu, second]
             common = sorted(a.keys() & b.keys())
-            for low, high in zip(common, common[1:], strict=False):
+            for low, high in itertools.pairwise(common):
                 before, after = math.log(a[low] / b[low]), math.log(a[high] / b[high])
                 if before * after >= 0:
                     continue

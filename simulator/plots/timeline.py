@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.plots.rows import Row
-from simulator.plots.style import FAINT, INK, MUTED, new_figure, picture_style, series_colour, tint
+from simulator.plots.style import FAINT, MUTED, new_figure, picture_style, series_colour, tint
 
 if TYPE_CHECKING:
     from simulator.observe import Observation
@@ -44,7 +44,7 @@ _WINDOW_PERIODS = 4.0
 
 
 def sm_rows(observations: Iterable[Observation]) -> list[Row]:
-    """Spans of one SM in a window of a few loop iterations: ``lane``, ``role``, ``start_cycle``, ``end_cycle``, ``what``."""
+    """Spans of one SM over a few loop iterations: ``lane``, ``role``, ``start_cycle``, ``end_cycle``, ``what``."""
     rows = []
     for seen in observations:
         sm = seen.sm
@@ -93,7 +93,7 @@ def plot_sm_timeline(observations: Iterable[Observation] = (), rows: Sequence[Ro
         panels.setdefault((row["algorithm"], row["gpu"], row["kernel"]), []).append(row)
     lanes = [len(_lanes(part)) for part in panels.values()]
     with picture_style():
-        figure = new_figure(9.5, sum(0.26 * n + 0.95 for n in lanes) + 0.4)
+        figure = new_figure(9.5, sum(0.3 * n + 0.95 for n in lanes) + 0.4)
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[n + 1 for n in lanes])[:, 0]
         for ax, ((algorithm, gpu, kernel), part) in zip(axes, panels.items(), strict=True):
             _sm_panel(ax, algorithm, part)
@@ -120,36 +120,45 @@ def _sm_panel(ax, algorithm: str, rows: list[Row]) -> None:
     roles = sorted({row["role"] for row in rows if not row["role"].endswith("loader")})
     colour = series_colour(algorithm)
     strengths = {role: 1.0 - 0.62 * i / max(1, len(roles) - 1) for i, role in enumerate(roles)}
-    busy = dict.fromkeys(lanes, 0.0)
-    for lane in lanes:
+    for index, lane in enumerate(lanes):
         parts: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for row in rows:
             if row["lane"] == lane:
-                start, end = max(low, row["start_cycle"]), min(high, row["end_cycle"])
-                parts.setdefault((row["role"], row["what"]), []).append((start, end - start))
-        for (role, what), bars in parts.items():
+                span = (max(low, row["start_cycle"]), min(high, row["end_cycle"]))
+                parts.setdefault((row["role"], row["what"]), []).append(span)
+        # streams share a pipe instruction by instruction: each has its own strip of the lane
+        strips = sorted({role for role, _ in parts})
+        height = 0.8 / len(strips)
+        for (role, what), spans in parts.items():
             is_role = lane.startswith("role ")
             face, hatch = tint(colour, strengths.get(role, 0.5)), None
             if is_role:
                 face, hatch = _role_look(what, face)
             ax.broken_barh(
-                bars, (lanes.index(lane) - 0.38, 0.76), facecolors=face, edgecolor=MUTED if hatch else "none",
-                hatch=hatch, linewidth=0.3 if is_role else 0.0, gid=f"series-{algorithm}",
+                [(start, end - start) for start, end in spans], (index - 0.4 + height * strips.index(role), height),
+                facecolors=face, edgecolor=MUTED if hatch else "none", hatch=hatch, linewidth=0.3 if is_role else 0.0,
+                gid=f"series-{algorithm}",
             )  # fmt: skip
-            if not is_role:
-                busy[lane] += sum(width for _, width in bars)
+        if not lane.startswith("role "):
+            busy = covered([span for spans in parts.values() for span in spans]) / (high - low)
+            ax.annotate(
+                f"{100 * busy:.0f} % busy", (1.01, index), xycoords=("axes fraction", "data"), va="center", fontsize=8
+            )
     ax.set_yticks(range(len(lanes)), [PIPE_LANES.get(lane) or _role_name(lane) for lane in lanes])
     ax.set_ylim(len(lanes) - 0.4, -0.6)
     ax.set_xlim(low, high)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="x", color=FAINT, lw=0.5)
     ax.set_axisbelow(True)
-    for index, lane in enumerate(lanes):
-        if not lane.startswith("role "):
-            ax.annotate(
-                f"{100 * busy[lane] / (high - low):.0f} % busy", (1.01, index), xycoords=("axes fraction", "data"),
-                va="center", fontsize=8, color=INK,
-            )  # fmt: skip
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of ``(start, end)`` spans: when a pipe had work of any stream."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _role_name(lane: str) -> str:
@@ -220,7 +229,7 @@ def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
 
 
 def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None):
-    """One panel an algorithm: every CTA on its SM over time, and the share of CTA slots in use below; ``(figure, axes)``.
+    """One panel an algorithm: every CTA on its SM over time, below it the share of slots in use; ``(figure, axes)``.
 
     A slot's CTAs alternate between two strengths of the algorithm's colour. ``axes`` is ``[algorithm, 2]``.
     """
@@ -234,7 +243,8 @@ def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[R
         for (upper, lower), ((algorithm, gpu), part) in zip(axes, panels.items(), strict=True):
             _gpu_panel(upper, algorithm, part)
             end = max(max(row["end_us"], row["kernel_end_us"]) for row in part)
-            upper.set_title(f"{algorithm} on {gpu}: {sum(r['ctas'] for r in part):,} CTAs, {_kernels(part)}", loc="left")
+            ctas = sum(row["ctas"] for row in part)
+            upper.set_title(f"{algorithm} on {gpu}: {ctas:,} CTAs, {_kernels(part)}", loc="left")
             upper.set_ylabel("SM")
             upper.set_xlim(0, end)
             upper.tick_params(labelbottom=False)
