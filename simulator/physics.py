@@ -19,19 +19,22 @@ class Physics:
     """Parameters of the SM, memory, clock and launch models (fractions are of the profile's own rates)."""
 
     wgmma_efficiency: float = _parameter(
-        0.94, 0.7, 1.0, "fraction", "sustained share of the wgmma/tcgen05 rate inside one batch of instructions"
+        0.98, 0.7, 1.0, "fraction", "sustained share of the wgmma/tcgen05 rate inside one batch of instructions"
     )
     mma_sync_efficiency: float = _parameter(
-        0.85, 0.5, 1.0, "fraction", "sustained share of the profile's mma.sync rate in a dependent GEMM of one tile"
+        0.88, 0.5, 1.0, "fraction", "sustained share of the profile's mma.sync rate in a dependent GEMM of one tile"
     )
     matmul_latency_cycles: float = _parameter(
         60.0, 0.0, 300.0, "cycles", "from the last tensor instruction of a batch to its result being usable"
     )
-    fragment_load_overlap: float = _parameter(
-        0.5, 0.0, 1.0, "fraction", "share of mma.sync's ldmatrix time that hides behind its own tensor work"
+    warp_issue_rate: float = _parameter(
+        0.57, 0.3, 1.0, "fraction", "instructions per cycle that one warp alone on its sub-partition sustains"
     )
-    elementwise_serialisation: float = _parameter(
-        0.8, 0.0, 1.0, "fraction", "share of FP32, ALU and conversion time that does not overlap special functions"
+    issue_efficiency: float = _parameter(
+        0.95, 0.6, 1.0, "fraction", "sustained share of the issue slots when several warps mix instructions"
+    )
+    smem_efficiency: float = _parameter(
+        0.97, 0.6, 1.0, "fraction", "sustained share of the shared-memory port's rate"
     )
     exp_efficiency: float = _parameter(0.95, 0.6, 1.0, "fraction", "sustained share of the special-function rate")
     elementwise_latency_cycles: float = _parameter(

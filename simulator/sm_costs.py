@@ -6,7 +6,7 @@ different problem sizes compile to equal programs and share one simulation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.physics import Physics
 from simulator.problem import DTYPE_BYTES
@@ -34,8 +34,12 @@ from simulator.program import (
 )
 from simulator.tile_ops import work_of
 
-#: Pipes of one SM. ``dispatch`` carries what elementwise instructions of all warps share; ``port`` is the path from L2.
-PIPES = ("tensor", "exp", "fp32", "alu", "dispatch", "issue", "smem", "port", "port_out")
+#: Pipes of one SM: execution pipes, and the ports from and to L2.
+PIPES = ("tensor", "exp", "fp32", "alu", "issue", "smem", "port", "port_out")
+#: Pipes that serve transfers in order of arrival; the others are shared equally.
+TRANSFER_PIPES = ("port", "port_out")
+#: Parts of an operation below this share of its longest part hide in it and cost no event of their own.
+NEGLIGIBLE_SHARE = 0.05
 PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
 #: What a waiting instruction stream waits for.
 CAUSES = ("tensor", "exp", "fp32", "smem", "memory", "latency")
@@ -56,8 +60,7 @@ class SmSpec:
     tensor_efficiency: float
     is_wgmma: bool
     matmul_latency: float
-    fragment_overlap: float
-    serialisation: float
+    warp_issue_rate: float
     elementwise_latency: float
     barrier_latency: float
 
@@ -70,15 +73,14 @@ class SmSpec:
             alu=profile.alu_per_cycle_per_sm,
             exp=profile.exp_per_cycle_per_sm * physics.exp_efficiency,
             convert=profile.convert_per_cycle_per_sm,
-            issue_lanes=32 * profile.issue_slots_per_cycle_per_sm,
-            smem_bytes=profile.smem_bandwidth_bytes_per_cycle_per_sm,
+            issue_lanes=32 * profile.issue_slots_per_cycle_per_sm * physics.issue_efficiency,
+            smem_bytes=profile.smem_bandwidth_bytes_per_cycle_per_sm * physics.smem_efficiency,
             port_bytes=profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
             tensor_flop=profile.tensor_rate(path, dtype),
             tensor_efficiency=physics.wgmma_efficiency if wgmma else physics.mma_sync_efficiency,
             is_wgmma=wgmma,
             matmul_latency=physics.matmul_latency_cycles,
-            fragment_overlap=physics.fragment_load_overlap,
-            serialisation=physics.elementwise_serialisation,
+            warp_issue_rate=physics.warp_issue_rate,
             elementwise_latency=physics.elementwise_latency_cycles,
             barrier_latency=physics.barrier_latency_cycles,
         )
@@ -111,7 +113,7 @@ class TimedLoop:
     body: tuple
 
 
-def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> tuple[list[tuple[int, float]], float]:
+def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> list[tuple[int, float]]:
     m, n, k = op.mnk
     a, b = view(op.a), view(op.b)
     flop = 2.0 * m * n * k
@@ -130,7 +132,7 @@ def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> tuple[list[tuple[int, 
     return [
         (PIPE_INDEX["tensor"], tensor / spec.tensor_efficiency),
         (PIPE_INDEX["smem"], smem / spec.smem_bytes),
-    ], smem / spec.smem_bytes
+    ]
 
 
 def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
@@ -142,14 +144,16 @@ def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
         "exp": lanes.get("exp", 0.0) / spec.exp,
         "issue": sum(lanes.values()) / spec.issue_lanes,
     }
-    cycles["dispatch"] = cycles["exp"] + spec.serialisation * (cycles["fp32"] + cycles["alu"])
     return {pipe: amount for pipe, amount in cycles.items() if amount > 0}
 
 
 def _compute_work(lanes, warps: int, spec: SmSpec) -> tuple[list, float, str]:
     cycles = _lane_work(lanes, spec)
+    # an SM sub-partition's warps of this role issue at most this share of its slots; fewer than four warps leave
+    # sub-partitions idle
     share = min(1.0, warps / 4)
-    minimum = max(cycles.values(), default=0.0) / share
+    issue = cycles.get("issue", 0.0) / min(1.0, spec.warp_issue_rate * max(1.0, warps / 4))
+    minimum = max(max(cycles.values(), default=0.0), issue) / share
     plain = cycles.get("fp32", 0.0) + cycles.get("alu", 0.0)
     cause = "exp" if cycles.get("exp", 0.0) >= plain and cycles.get("exp", 0.0) > 0 else "fp32"
     return [(PIPE_INDEX[p], c) for p, c in cycles.items()], minimum, cause
@@ -176,22 +180,13 @@ def _compile_op(op, warps: int, spec: SmSpec):
     if isinstance(op, Release):
         return Timed("release", key=op.pipe.name)
     if isinstance(op, Matmul):
-        work, smem_cycles = _matmul_work(op, warps, spec)
-        extra = 0.0 if spec.is_wgmma else (1.0 - spec.fragment_overlap) * smem_cycles
+        work = _matmul_work(op, warps, spec)
         work += [(PIPE_INDEX[pipe], cycles) for pipe, cycles in _lane_work(dict(op.instructions), spec).items()]
         if op.token is not None:
             return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause="tensor")
-        return Timed("work", tuple(work), spec.matmul_latency + extra, cause="tensor")
+        return Timed("work", tuple(work), spec.matmul_latency, cause="tensor")
     if isinstance(op, Await):
         return Timed("await", key=op.token, cause="tensor")
-    if isinstance(op, Compute):
-        work, minimum, cause = _compute_work(work_of(op.fn, op.rows, op.cols), warps, spec)
-        if not work:
-            return None
-        return Timed("work", tuple(work), spec.elementwise_latency, minimum, cause)
-    if isinstance(op, Instructions):
-        work, minimum, cause = _compute_work(dict(op.work), warps, spec)
-        return Timed("work", tuple(work), 0.0, minimum, cause) if work else None
     if isinstance(op, Exchange):
         cycles = (op.bytes_written + op.bytes_read) / spec.smem_bytes
         return Timed("work", ((PIPE_INDEX["smem"], cycles),), spec.barrier_latency, cause="smem")
@@ -204,10 +199,41 @@ def _compile_op(op, warps: int, spec: SmSpec):
     raise TypeError(f"no cost rule for {type(op).__name__}")
 
 
+#: Row reductions: what follows them needs their result for every element.
+_REDUCTIONS = frozenset({"row_max", "row_sum", "row_dot"})
+
+
 def compile_ops(ops, warps: int, spec: SmSpec) -> tuple:
-    """``ops`` as timed operations."""
-    compiled = (_compile_op(op, warps, spec) for op in ops)
-    return tuple(op for op in compiled if op is not None)
+    """``ops`` as timed operations; element-wise ones in a row run as one stream up to the next row reduction."""
+    compiled: list = []
+    stream: dict[str, float] = {}
+
+    def flush() -> None:
+        if stream:
+            work, minimum, cause = _compute_work(stream, warps, spec)
+            if work:
+                compiled.append(Timed("work", tuple(work), spec.elementwise_latency, minimum, cause))
+            stream.clear()
+
+    for op in ops:
+        if isinstance(op, Compute | Instructions):
+            lanes = work_of(op.fn, op.rows, op.cols) if isinstance(op, Compute) else dict(op.work)
+            for unit, amount in lanes.items():
+                stream[unit] = stream.get(unit, 0.0) + amount
+            if isinstance(op, Compute) and op.fn in _REDUCTIONS:
+                flush()
+            continue
+        flush()
+        compiled.append(_compile_op(op, warps, spec))
+    flush()
+    return tuple(_without_negligible(op) for op in compiled)
+
+
+def _without_negligible(op):
+    if isinstance(op, TimedLoop) or op.kind not in ("work", "matmul_async"):
+        return op
+    longest = max((cycles for _, cycles in op.work), default=0.0)
+    return replace(op, work=tuple(part for part in op.work if part[1] > NEGLIGIBLE_SHARE * longest))
 
 
 def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[tuple[str, int, tuple], ...]:
