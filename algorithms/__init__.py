@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from simulator.errors import InputError
+from simulator.errors import InputError, UnsupportedError
 
 #: Algorithm name -> module; imported when asked for.
 MODULES = {
@@ -32,10 +32,20 @@ def default_implementation(algorithm: str, gpu, problem=None) -> str:
     return choose(gpu) if choose is not None else module.DEFAULT
 
 
-def build_program(algorithm: str, problem, gpu, implementation: str | None = None, hypothetical: bool = False):
-    """The tile program of ``problem`` on ``gpu``; ``implementation`` ``None`` takes the algorithm's default there."""
+def build_program(
+    algorithm: str, problem, gpu, implementation: str | None = None, hypothetical: bool = False, tiles=None
+):
+    """The tile program of ``problem`` on ``gpu``; ``implementation`` ``None`` takes the algorithm's default there.
+
+    ``tiles`` (a :class:`~algorithms.tile_search.TileChoice`) replaces the kernel's own tile in algorithms that can
+    choose; :class:`~simulator.errors.UnsupportedError` in others.
+    """
     module = algorithm_module(algorithm)
     chosen = implementation or default_implementation(algorithm, gpu, problem)
     if chosen not in module.IMPLEMENTATIONS:
         raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s: {', '.join(module.IMPLEMENTATIONS)}")
-    return module.build(problem, chosen, gpu, hypothetical)
+    if tiles is None:
+        return module.build(problem, chosen, gpu, hypothetical)
+    if not hasattr(module, "forward_tile"):
+        raise UnsupportedError(f"tiles: {algorithm}'s tiles are fixed in its kernels; only fa2 and fa3 can choose")
+    return module.build(problem, chosen, gpu, hypothetical, tiles)

@@ -29,6 +29,7 @@ from algorithms.heuristics import fa2_key_loop
 from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
 from algorithms.passes import forward_backward
+from algorithms.tile_search import TileChoice, fa2_accumulators, fa2_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -39,6 +40,7 @@ from simulator.program import (
     Compute,
     Consume,
     Index,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -102,6 +104,13 @@ def spill_tensor(t: Fa2Tile, gpu: Profile) -> Tensor | None:
     size = fa2_forward_counts(t.padded_head_dim).spill_store_bytes
     slots = gpu.num_sms * t.ctas_per_sm
     return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
+
+
+def holds_as_much(t: Fa2Tile, problem: AttentionProblem, gpu: Profile) -> bool:
+    """Whether ``t`` keeps as many accumulators a thread as the shipped tile, whose spills were counted."""
+    own = shipped_tile(problem, gpu)
+    held, kept = (fa2_accumulators(x.tile_m, x.tile_n, x.num_warps, x.padded_head_dim) for x in (t, own))
+    return held >= kept
 
 
 def roles(
@@ -176,9 +185,10 @@ def roles(
             ]
             elements = rows * t.tile_n
             plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout"))]
-            ops = spread_over_matmuls(
-                ops, residual_instructions(plain, counts.mix, elements), counts.mix.tensor * elements
-            )
+            ops = spread_over_matmuls(ops, (), counts.mix.tensor * elements)
+            # fragment loads, addresses and predicates are issued between softmax and the products
+            beyond = Instructions("softmax", residual_instructions(plain, counts.mix, elements))
+            ops.insert(len(ops) - 2, beyond)
             if "spill" in tensors:
                 spilled = Buffer("spilled", 1, tensors["spill"].cols // sets)
                 where = tile(tensors["spill"], 0, var("slot"), 1, index * spilled.cols, spilled.cols)
@@ -209,10 +219,47 @@ def roles(
     return (loader, *(compute(i) for i in range(sets)))
 
 
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The FA2 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``."""
+def shipped_tile(problem: AttentionProblem, gpu: Profile) -> Fa2Tile:
+    """The tile that the library launches, whether or not it fits."""
+    major, minor = (int(x) for x in gpu.compute_capability.split("."))
+    return fa2_forward_tile(
+        problem.head_dim,
+        problem.dtype,
+        problem.causal,
+        bool(problem.dropout),
+        gpu.smem_bytes_per_cta_max,
+        gpu.smem_bytes_per_sm,
+        (major, minor),
+    )
+
+
+def forward_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> Fa2Tile:
+    """The shipped kernel's tile for ``problem`` on ``gpu``, or the kernel with ``tiles``; :class:`UnsupportedError`
+    when it does not fit."""
+    t = shipped_tile(problem, gpu)
+    if tiles is not None:
+        return fa2_with(tiles, t, gpu)
+    if t.smem_bytes > gpu.smem_bytes_per_cta_max:
+        raise UnsupportedError(
+            f"torch_flash's {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
+            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
+        )
+    return t
+
+
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: TileChoice | None = None,
+) -> Program:
+    """The FA2 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``; ``tiles`` replaces the
+    shipped forward kernel's tile."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
+    if tiles is not None and problem.pass_ != "fwd":
+        raise UnsupportedError("tiles: only the forward pass can choose; backward tiles are fixed in their kernels")
     if problem.pass_ == "bwd":
         return build_backward(problem, impl, gpu, hypothetical)
     if problem.pass_ == "fwd_bwd":
@@ -224,23 +271,9 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if problem.head_dim > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
-    major, minor = (int(x) for x in gpu.compute_capability.split("."))
-    t = fa2_forward_tile(
-        problem.head_dim,
-        problem.dtype,
-        problem.causal,
-        bool(problem.dropout),
-        gpu.smem_bytes_per_cta_max,
-        gpu.smem_bytes_per_sm,
-        (major, minor),
-    )
-    if t.smem_bytes > gpu.smem_bytes_per_cta_max:
-        raise UnsupportedError(
-            f"{implementation}'s {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
-            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
-        )
+    t = forward_tile(problem, gpu, tiles)
     tensors = matrices(problem, t.tile_m, t.tile_n)
-    spill = spill_tensor(t, gpu)
+    spill = spill_tensor(t, gpu) if tiles is None or holds_as_much(t, problem, gpu) else None
     if spill is not None:
         tensors["spill"] = spill
     row_blocks = ceil_div(problem.seqlen_q, t.tile_m)
@@ -297,5 +330,5 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
         {k: tensors[k] for k in ("O", "LSE")},
         compulsory_bytes(t for t in tensors.values() if t.kind != "scratch"),
         substitutions=tuple(substitutions),
-        attributes={"tile": (t.tile_m, t.tile_n)},
+        attributes={"tile": (t.tile_m, t.tile_n), "stages": t.kv_stages, "warpgroups": max(1, t.num_warps // 4)},
     )

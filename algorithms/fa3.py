@@ -29,10 +29,12 @@ from algorithms.counted import residual_instructions
 from algorithms.fa2 import epilogue
 from algorithms.fa3_backward import build_backward
 from algorithms.fa3_fp8 import adapt as adapt_to_fp8
-from algorithms.heuristics import fa3_key_loop, fa3_pack_gqa, fa3_schedule, fa3_section_heads
+from algorithms.fa3_tiles import fit_tile, forward_tile
+from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.instruction_counts import fa3_forward_mix
-from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
+from algorithms.kernel_tables import Fa3Tile
 from algorithms.passes import forward_backward
+from algorithms.tile_search import TileChoice
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -310,28 +312,19 @@ def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tup
     return coords, {"static_persistent": "static", "dynamic_persistent": "dynamic"}[schedule.kind]
 
 
-def fit_tile(t: Fa3Tile, problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> Fa3Tile:
-    """``t``, or on a hypothetical GPU with too little SMEM the largest ``tile_n`` (multiple of 16) that fits."""
-    if t.smem_bytes <= gpu.smem_bytes_per_cta_max:
-        return t
-    if not substitutions:
-        raise UnsupportedError(
-            f"flash_attn_3's {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
-            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
-        )
-    bytes_per_key = t.kv_stages * (t.padded_head_dim + t.padded_head_dim_v) * problem.element_bytes
-    excess = t.smem_bytes - gpu.smem_bytes_per_cta_max
-    tile_n = (t.tile_n - ceil_div(excess, bytes_per_key)) // 16 * 16
-    if tile_n < 16:
-        raise UnsupportedError(f"no flash_attn_3 tile fits {gpu.smem_bytes_per_cta_max} bytes of SMEM a CTA")
-    substitutions.append(f"tile {t.tile_m}x{t.tile_n} -> {t.tile_m}x{tile_n} (SMEM of {gpu.name})")
-    return replace(t, tile_n=tile_n, smem_bytes=t.smem_bytes - (t.tile_n - tile_n) * bytes_per_key)
-
-
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The FA3 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``."""
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: TileChoice | None = None,
+) -> Program:
+    """The FA3 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``; ``tiles`` replaces the
+    shipped forward kernel's tile."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
+    if tiles is not None and problem.pass_ != "fwd":
+        raise UnsupportedError("tiles: only the forward pass can choose; backward tiles are fixed in their kernels")
     if problem.pass_ == "bwd":
         return build_backward(problem, impl, gpu, hypothetical)
     if problem.pass_ == "fwd_bwd":
@@ -340,11 +333,16 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
             lambda p: build_forward(p, IMPLEMENTATIONS["flash_attn_3"], gpu, hypothetical, may_pack=False),
             lambda p: build_backward(p, impl, gpu, hypothetical),
         )
-    return build_forward(problem, impl, gpu, hypothetical)
+    return build_forward(problem, impl, gpu, hypothetical, tiles=tiles)
 
 
 def build_forward(
-    problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool, may_pack: bool = True
+    problem: AttentionProblem,
+    impl: Implementation,
+    gpu: Profile,
+    hypothetical: bool,
+    may_pack: bool = True,
+    tiles: TileChoice | None = None,
 ) -> Program:
     """The FA3 forward program. ``may_pack``: query heads of a KV head may be packed into rows (else O is laid out as
     the backward pass reads it)."""
@@ -353,18 +351,8 @@ def build_forward(
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     causal = problem.causal and problem.seqlen_q > 1
-    dtype = "e4m3" if problem.dtype == "fp8" else problem.dtype
-
-    def tile_for(packed: bool, row_blocks: int | None = None) -> Fa3Tile:
-        return fa3_forward_tile(
-            problem.head_dim, problem.head_dim_v, dtype, causal=causal, pack_gqa=packed, row_blocks=row_blocks
-        )
-
-    t = tile_for(False)
-    fills = fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=t.tile_m)
-    packed = may_pack and problem.group > 1 and fills
-    rows = problem.seqlen_q * (problem.group if packed else 1)
-    t = fit_tile(tile_for(packed, ceil_div(rows, t.tile_m)), problem, gpu, substitutions)
+    t, packed = forward_tile(problem, gpu, tiles, may_pack)
+    t = fit_tile(t, problem, gpu, substitutions)
     problem_run = problem if causal == problem.causal else problem.with_(causal=causal)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
     coords, schedule = tile_coordinates(problem_run, t, packed)
@@ -384,7 +372,8 @@ def build_forward(
         (Trip("n_masked"), Trip("n_full")),
         threads=t.threads,
         smem_bytes=t.smem_bytes,
-        registers_per_thread=168,
+        # ptxas gives every thread its share of the register file; warpgroups then trade them (setmaxnreg)
+        registers_per_thread=168 if tiles is None else min(255, gpu.registers_per_sm // t.threads // 8 * 8),
         ctas_per_sm=t.ctas_per_sm,
         schedule=schedule,
         path=instruction_path("wgmma", gpu),
@@ -400,5 +389,10 @@ def build_forward(
         {k: tensors[k] for k in ("O", "LSE")},
         compulsory_bytes(tensors.values()),
         substitutions=tuple(substitutions),
-        attributes={"tile": (t.tile_m, t.tile_n), "pack_gqa": packed},
+        attributes={
+            "tile": (t.tile_m, t.tile_n),
+            "stages": t.kv_stages,
+            "warpgroups": t.num_mma_warpgroups,
+            "pack_gqa": packed,
+        },
     )

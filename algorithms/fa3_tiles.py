@@ -1,0 +1,52 @@
+"""Which tile FA3's forward kernel runs a problem with: the shipped one, another choice, or what still fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from algorithms.common import ceil_div
+from algorithms.heuristics import fa3_pack_gqa
+from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
+from algorithms.tile_search import TileChoice, fa3_with
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+
+
+def forward_tile(
+    problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None, may_pack: bool = True
+) -> tuple[Fa3Tile, bool]:
+    """The shipped kernel's tile for ``problem`` (whether or not it fits), or the kernel with ``tiles``
+    (:class:`UnsupportedError` when that does not fit ``gpu``), and whether query heads are packed into rows."""
+    causal = problem.causal and problem.seqlen_q > 1
+    dtype = "e4m3" if problem.dtype == "fp8" else problem.dtype
+
+    def tile_for(packed: bool, row_blocks: int | None = None) -> Fa3Tile:
+        return fa3_forward_tile(
+            problem.head_dim, problem.head_dim_v, dtype, causal=causal, pack_gqa=packed, row_blocks=row_blocks
+        )
+
+    tile_m = tiles.tile_m if tiles is not None else tile_for(False).tile_m
+    fills = fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=tile_m)
+    packed = may_pack and problem.group > 1 and fills
+    row_blocks = ceil_div(problem.seqlen_q * (problem.group if packed else 1), tile_m)
+    t = tile_for(packed, row_blocks)
+    return (fa3_with(tiles, t, problem.element_bytes, gpu, row_blocks) if tiles is not None else t), packed
+
+
+def fit_tile(t: Fa3Tile, problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> Fa3Tile:
+    """``t``, or on a hypothetical GPU with too little SMEM the largest ``tile_n`` (multiple of 16) that fits."""
+    if t.smem_bytes <= gpu.smem_bytes_per_cta_max:
+        return t
+    if not substitutions:
+        raise UnsupportedError(
+            f"flash_attn_3's {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
+            f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
+        )
+    bytes_per_key = t.kv_stages * (t.padded_head_dim + t.padded_head_dim_v) * problem.element_bytes
+    excess = t.smem_bytes - gpu.smem_bytes_per_cta_max
+    tile_n = (t.tile_n - ceil_div(excess, bytes_per_key)) // 16 * 16
+    if tile_n < 16:
+        raise UnsupportedError(f"no flash_attn_3 tile fits {gpu.smem_bytes_per_cta_max} bytes of SMEM a CTA")
+    substitutions.append(f"tile {t.tile_m}x{t.tile_n} -> {t.tile_m}x{tile_n} (SMEM of {gpu.name})")
+    return replace(t, tile_n=tile_n, smem_bytes=t.smem_bytes - (t.tile_n - tile_n) * bytes_per_key)
