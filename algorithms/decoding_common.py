@@ -135,9 +135,9 @@ def stores_nothing(op) -> bool:
     return isinstance(op, Store) and op.into.rows == 0
 
 
-def cache_bytes(problem: AttentionProblem, capacity: int) -> int:
-    """Bytes of the K and V cache of ``capacity`` rows a sequence."""
-    width = (problem.head_dim + problem.head_dim_v) * DTYPE_BYTES[problem.dtype]
+def cache_bytes(problem: AttentionProblem, capacity: int, v_cols: int) -> int:
+    """Bytes of the K and V cache of ``capacity`` rows a sequence; ``v_cols`` of V lie beside K (MLA: none)."""
+    width = (problem.head_dim + v_cols) * DTYPE_BYTES[problem.dtype]
     return problem.batch * problem.kv_heads * capacity * width
 
 

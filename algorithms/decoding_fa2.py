@@ -174,7 +174,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         )
     elif not launch.splitkv_kernel:
         notes.append("one split: the ordinary FA2 forward kernel runs, without a combine kernel")
-    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(problem, capacity)
+    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(problem, capacity, problem.head_dim_v)
     if pages is not None:
         live += pages.table.bytes
     if partials is not None:

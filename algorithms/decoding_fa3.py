@@ -8,11 +8,11 @@ Splitting implies PackGQA: the query heads of a KV head are rows of one tile, so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from algorithms import fa3, fa3_fp8
+from algorithms import fa3, fa3_fp8, mla_fa3
 from algorithms.combine import Partials, combine_kernel, helper_kernel
 from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
 from algorithms.decoding_common import (
@@ -63,16 +63,20 @@ class _Launch:
     gather: bool
 
 
+def _kernel_head_dims(problem: AttentionProblem) -> tuple[int, int]:
+    """Head dims of Q K^T and V as the launcher sees them: MLA's latent part of Q is an operand of its own (qv)."""
+    return (mla_fa3.ROTARY, mla_fa3.LATENT) if mla_fa3.is_mla(problem) else (problem.head_dim, problem.head_dim_v)
+
+
 def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> _Launch:
     p, capacity = problem, paged_capacity(problem, check_capacity(problem))
     varlen = p.kv_capacity is not None or p.seqlens_k is not None
     causal = p.causal and p.seqlen_q > 1
     lengths, dtype = sequence_lengths(p), "e4m3" if p.dtype == "fp8" else p.dtype
+    d, dv = _kernel_head_dims(p)
 
     def tile_for(gather: bool, **changes) -> Fa3Tile:
-        return fa3_forward_tile(
-            p.head_dim, p.head_dim_v, dtype, causal=causal, varlen=varlen, paged_gather=gather, **changes
-        )
+        return fa3_forward_tile(d, dv, dtype, causal=causal, varlen=varlen, paged_gather=gather, **changes)
 
     t, gather = tile_for(False), False
     if p.page_size is not None:
@@ -86,7 +90,7 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
         num_sms=gpu.num_sms,
         key_blocks=ceil_div(capacity, t.tile_n),
         row_blocks=packed_blocks,
-        kv_head_bytes=capacity * (p.head_dim + p.head_dim_v) * p.element_bytes,
+        kv_head_bytes=capacity * (d + dv) * p.element_bytes,
         causal_or_local=causal,
     )
     if static > 256:
@@ -95,6 +99,8 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     group, heads = (p.group, p.kv_heads) if packed else (1, p.heads)
     row_blocks = ceil_div(p.seqlen_q * group, t.tile_m)
     t = tile_for(gather, split=static > 1, pack_gqa=packed, row_blocks=row_blocks)
+    if mla_fa3.is_mla(p):
+        t = replace(t, smem_bytes=mla_fa3.smem_bytes(t))
     t = fa3.fit_tile(t, p, gpu, substitutions)
     splits = [static] * p.batch
     if varlen:
@@ -112,6 +118,7 @@ def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarra
     p, t, blocks, heads = problem, launch.t, launch.row_blocks, launch.heads
     keys = [ceil_div(ceil_div(n, t.tile_n), s) for n, s in zip(launch.lengths, launch.splits, strict=True)]
     weight = [k * t.tile_n - (blocks * t.tile_m if launch.causal else 0) for k in keys]
+    d, dv = _kernel_head_dims(p)
     parts = []
     for b in sorted(range(p.batch), key=lambda i: -weight[i]):
         splits = launch.splits[b]
@@ -119,8 +126,8 @@ def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarra
             section = fa3_varlen_section_heads(
                 key_blocks=keys[b],
                 tile_n=t.tile_n,
-                head_dim=p.head_dim,
-                head_dim_v=p.head_dim_v,
+                head_dim=d,
+                head_dim_v=dv,
                 element_bytes=p.element_bytes,
                 group=p.group,
                 pack_gqa=launch.packed,
@@ -190,8 +197,9 @@ def _main_kernel(
     def unsplit_store(op: Store) -> Store:
         """The same rows in O or LSE themselves, for sequences that are not split."""
         row, rows = op.into.row - var("p_row"), op.source.shape[0]
-        target = tensors["O_final"] if op.into.tensor.name == "O_partial" else tensors["LSE"]
-        return Store(op.source, tile(target, o_head, row, rows, 0, target.cols), via="st")
+        if op.into.tensor.name == "LSE_partial":
+            return Store(op.source, tile(tensors["LSE"], o_head, row, rows))
+        return Store(op.source, tile(tensors["O_final"], o_head, row, rows, op.into.col, op.into.cols), via="st")
 
     def adapt(op):
         if isinstance(op, Store) and partials is not None:
@@ -201,7 +209,8 @@ def _main_kernel(
             return ()  # the accumulators go to HBM directly
         return (by_sequence(keep_fp32(skip_empty_q(op)), problem.seqlen_q),)
 
-    roles = rewrite_roles(fa3.roles(problem, t, tensors, launch.group, *targets), adapt)
+    schedule_of = mla_fa3.roles if mla_fa3.is_mla(problem) else fa3.roles
+    roles = rewrite_roles(schedule_of(problem, t, tensors, launch.group, *targets), adapt)
     if problem.dtype == "fp8":
         roles = fa3_fp8.adapt(roles, t, problem.head_dim**-0.5)
     return Kernel(
@@ -236,11 +245,18 @@ def _before(problem: AttentionProblem, launch: _Launch) -> list[Kernel]:
 
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
     """FA3's decode program for a checked ``problem`` on ``gpu``."""
-    if max(problem.head_dim, problem.head_dim_v) > 256:
-        raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
+    mla = mla_fa3.is_mla(problem)
+    if max(problem.head_dim, problem.head_dim_v) > 256 and not mla:
+        raise UnsupportedError(
+            f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256, or 576 with head_dim_v 512 (MLA)"
+        )
+    if mla and problem.dtype == "fp8":
+        raise UnsupportedError(f"fp8 with head dims 576/512: {implementation} takes fp16 or bf16 there")
     launch = _launch(problem, gpu, substitutions)
     p, t = problem.with_(causal=launch.causal), launch.t
     tensors = matrices(p, t.tile_m, t.tile_n, launch.packed)
+    if mla:
+        del tensors["V"]  # its rows are the first 512 columns of K's
     rows, pages = p.seqlen_q * launch.group, None
     if p.page_size is not None:
         pages = PagedCache.of(p, t.tile_n, launch.gather)
@@ -296,7 +312,9 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     if launch.varlen:
         notes.append("prepare, main and combine kernels overlap their launches (programmatic dependent launch)")
     capacity = paged_capacity(p, check_capacity(p))
-    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(p, capacity)
+    live = compulsory_bytes(tensors[k] for k in ("Q", "O", "LSE")) + cache_bytes(
+        p, capacity, 0 if mla else p.head_dim_v
+    )
     if pages is not None:
         live += pages.table.bytes
     if launch.static_splits > 1:
@@ -306,7 +324,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         implementation,
         problem,
         tuple(kernels),
-        {k: tensors[k] for k in "QKV"},
+        {k: tensors[k] for k in "QKV" if k in tensors},
         {k: tensors[k] for k in ("O", "LSE")},
         live,
         notes=tuple(notes),

@@ -45,7 +45,7 @@ class PagedCache:
 
     def tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """``tensors`` with K and V marked as paged."""
-        return {n: replace(t, page_rows=self.page_size) if n in "KV" else t for n, t in tensors.items()}
+        return {n: replace(t, page_rows=self.page_size) if n in ("K", "V") else t for n, t in tensors.items()}
 
     def coordinates(self, loops: dict[str, np.ndarray], batch: np.ndarray) -> dict[str, np.ndarray]:
         """CTA coordinates of the table reads: the sequence, and the page of each loop's first row."""
@@ -79,7 +79,7 @@ class PagedCache:
                 out.append(replace(op, body=self._read_through(op.body)))
             elif isinstance(op, Acquire) and op.pipe.name == "k":
                 out += [self._load_entries(ops[i + 1].source.row, entries), op, Await("pages")]
-            elif isinstance(op, Load) and op.source.tensor.name in "KV":
+            elif isinstance(op, Load) and op.source.tensor.name in ("K", "V"):
                 out += [*self._addresses(op, entries), replace(op, via="cp_async") if self.gather else op]
             else:
                 out.append(op)
