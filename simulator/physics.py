@@ -22,7 +22,7 @@ class Physics:
         0.98, 0.7, 1.0, "fraction", "sustained share of the wgmma/tcgen05 rate inside one batch of instructions"
     )
     mma_sync_efficiency: float = _parameter(
-        0.88, 0.5, 1.0, "fraction", "sustained share of the profile's mma.sync rate in a dependent GEMM of one tile"
+        0.95, 0.5, 1.0, "fraction", "sustained share of the profile's mma.sync rate in a dependent GEMM of one tile"
     )
     matmul_latency_cycles: float = _parameter(
         60.0, 0.0, 300.0, "cycles", "from the last tensor instruction of a batch to its result being usable"
@@ -35,6 +35,12 @@ class Physics:
     )
     smem_efficiency: float = _parameter(
         0.97, 0.6, 1.0, "fraction", "sustained share of the shared-memory port's rate"
+    )
+    wgmma_issue_share: float = _parameter(
+        0.65, 0.0, 1.0, "fraction", "issue slots that wgmma's register traffic takes from other instructions"
+    )
+    mma_sync_issue_share: float = _parameter(
+        1.0, 0.0, 1.0, "fraction", "issue slots that mma.sync's register traffic takes from other instructions"
     )
     exp_efficiency: float = _parameter(0.95, 0.6, 1.0, "fraction", "sustained share of the special-function rate")
     elementwise_latency_cycles: float = _parameter(

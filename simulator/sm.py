@@ -17,7 +17,8 @@ from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop
 
 TICKS_PER_CYCLE = 64
-_TENSOR = PIPE_INDEX["tensor"]
+#: What a batch of asynchronous tensor instructions occupies in order of issue: the cores and their register traffic.
+_BATCHED = (PIPE_INDEX["tensor"], PIPE_INDEX["issue"])
 
 
 class _Counter:
@@ -106,7 +107,7 @@ class Sm:
         """
         pending = _Pending(self.env, len(work), latency, None if work else self.env.now)
         for pipe, ticks in work:
-            queue = "batches" if in_order and pipe == _TENSOR else stream
+            queue = "batches" if in_order and pipe in _BATCHED else stream
             self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
         return pending
 

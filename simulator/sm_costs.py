@@ -61,6 +61,7 @@ class SmSpec:
     is_wgmma: bool
     matmul_latency: float
     warp_issue_rate: float
+    tensor_issue_share: float
     elementwise_latency: float
     barrier_latency: float
 
@@ -81,6 +82,7 @@ class SmSpec:
             is_wgmma=wgmma,
             matmul_latency=physics.matmul_latency_cycles,
             warp_issue_rate=physics.warp_issue_rate,
+            tensor_issue_share=physics.wgmma_issue_share if wgmma else physics.mma_sync_issue_share,
             elementwise_latency=physics.elementwise_latency_cycles,
             barrier_latency=physics.barrier_latency_cycles,
         )
@@ -129,8 +131,11 @@ def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> list[tuple[int, float]
         # split by rows: every warp reads all of b; by columns: every warp reads all of a
         smem = b_bytes * (warps if op.split == "rows" else 1) if b.space == "smem" else 0
         smem += a_bytes * (warps if op.split == "cols" else 1) if a.space == "smem" else 0
+    tensor /= spec.tensor_efficiency
     return [
-        (PIPE_INDEX["tensor"], tensor / spec.tensor_efficiency),
+        (PIPE_INDEX["tensor"], tensor),
+        # accumulators and fragments pass through the register file: other instructions lose these slots
+        (PIPE_INDEX["issue"], tensor * spec.tensor_issue_share),
         (PIPE_INDEX["smem"], smem / spec.smem_bytes),
     ]
 
@@ -181,7 +186,6 @@ def _compile_op(op, warps: int, spec: SmSpec):
         return Timed("release", key=op.pipe.name)
     if isinstance(op, Matmul):
         work = _matmul_work(op, warps, spec)
-        work += [(PIPE_INDEX[pipe], cycles) for pipe, cycles in _lane_work(dict(op.instructions), spec).items()]
         if op.token is not None:
             return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause="tensor")
         return Timed("work", tuple(work), spec.matmul_latency, cause="tensor")
