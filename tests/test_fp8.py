@@ -138,5 +138,8 @@ def test_the_gain_is_small_where_softmax_binds():
         p = AttentionProblem(batch=2, heads=2048 // head_dim, seqlen_q=4096, head_dim=head_dim)
         return simulate("fa3", p, h100).time_us / simulate("fa3", p.with_(dtype="fp8"), h100).time_us
 
-    assert 0.95 < speedup(64) < 1.15
-    assert 1.3 < speedup(256) < 2.0
+    # the tensor rate doubles; on an H200 the gain at 8192 tokens is 1.13, 1.29 and 1.75 at these head dims
+    gains = [speedup(head_dim) for head_dim in (64, 128, 256)]
+    assert gains == sorted(gains)
+    assert 0.95 < gains[0] < 1.45
+    assert 1.5 < gains[2] < 2.0
