@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.clock import loaded_clock_hz
-from simulator.device import KernelRun, occupancy, run_kernel, wide_block_rows
+from simulator.device import EVENT_BUDGET, KernelRun, occupancy, run_kernel, wide_block_rows
 from simulator.errors import InputError
 from simulator.memory import L2
 from simulator.physics import Physics
@@ -48,23 +48,40 @@ def simulate(
     clock_mhz: float | None = None,
     hypothetical: bool = False,
     physics: Physics | None = None,
+    tiles: str | None = None,
+    event_budget: int | None = None,
 ) -> Result:
     """Predict one attention call on one GPU.
 
     ``implementation`` ``None`` takes the algorithm's default on that GPU; ``hypothetical`` also runs kernels whose
     instructions the GPU lacks, on its fastest path. ``physics`` overrides the profile's calibrated parameters.
+    ``tiles`` is a tile of an FA2 or FA3 forward kernel (``128x64x2x2``: rows, keys, stages, warpgroups) or ``auto``,
+    which searches them; ``None`` the shipped kernel's. ``event_budget`` bounds the events of a replay (fewer: faster
+    and coarser).
     Raises :class:`~simulator.errors.InputError` for bad input and
     :class:`~simulator.errors.UnsupportedError` for what the model does not cover.
     """
     from algorithms import build_program
 
-    program = build_program(algorithm, problem, profile, implementation, hypothetical)
     conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
-    return run_program(program, profile, conditions, physics)
+    if tiles is None:
+        program = build_program(algorithm, problem, profile, implementation, hypothetical)
+    else:
+        from simulator.tile_choice import program_with_tiles
+
+        def time_us(tried: Program, events: int | None) -> float:
+            return run_program(tried, profile, conditions, physics, events or event_budget).time_us
+
+        program = program_with_tiles(tiles, algorithm, problem, profile, implementation, hypothetical, time_us)
+    return run_program(program, profile, conditions, physics, event_budget)
 
 
 def run_program(
-    program: Program, profile: Profile, conditions: Conditions | None = None, physics: Physics | None = None
+    program: Program,
+    profile: Profile,
+    conditions: Conditions | None = None,
+    physics: Physics | None = None,
+    event_budget: int | None = None,
 ) -> Result:
     """Simulate a tile program that is already built."""
     conditions = conditions or Conditions()
@@ -77,7 +94,7 @@ def run_program(
     for index, kernel in enumerate(program.kernels):
         if index:
             start_us += gap_us
-        run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions)
+        run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions, event_budget or EVENT_BUDGET)
         time_us = run.cycles / clock_hz * 1e6 + physics.kernel_ramp_us
         total_cycles += time_us * clock_hz / 1e6
         kernels.append(_kernel_result(kernel, run, l2, profile, clock_hz, start_us, time_us))
@@ -134,18 +151,18 @@ def _tile_accesses(kernel: Kernel) -> int:
 
 
 def _run_at_its_clock(
-    kernel: Kernel, l2: L2, profile: Profile, physics: Physics, conditions: Conditions
+    kernel: Kernel, l2: L2, profile: Profile, physics: Physics, conditions: Conditions, budget: int
 ) -> tuple[KernelRun, float]:
     """Replay at the clock that the launch itself causes: guess, run, and run again only if memory time matters."""
     if conditions.clock_hz is not None:
-        return run_kernel(kernel, l2, profile, physics, conditions.clock_hz), conditions.clock_hz
+        return run_kernel(kernel, l2, profile, physics, conditions.clock_hz, budget=budget), conditions.clock_hz
     clock_hz = profile.max_clock_hz * 0.9
     before = l2.clone()
     work = executed_work(kernel)["matmul"]
     dtype = kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16"
     peak = max((r.get(dtype, 0.0) for r in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
     for attempt in range(3):
-        run = run_kernel(kernel, l2, profile, physics, clock_hz)
+        run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget)
         tensor_share = work / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0
         moved = float(run.traffic[2].sum() + run.traffic[3].sum())
         hbm_share = moved / (run.cycles / clock_hz) / profile.hbm_bandwidth_bytes_per_s if run.cycles else 0.0
