@@ -55,8 +55,11 @@ def _push_front(block, blocks, scal):
 
 
 @njit(cache=True)
-def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, counters):
+def touch(block, mask, part, size, is_write, limit, owner, capacity, blocks, scal, counters):
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
+
+    A range too small for a bit of its own has an empty ``mask``: it lies in ``part`` and counts as missing until
+    all of the block is there.
 
     Least recently used blocks are evicted until ``capacity`` holds, modified bytes going to the counter of HBM
     writes of their tensor.
@@ -64,12 +67,17 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
     none = np.uint64(0)
     have = np.uint64(blocks[block, _PRESENT])
     new_bytes = size
-    if have != none:
+    if mask == none:
+        mask = np.uint64(1) << np.uint64(part)
+        if blocks[block, _HELD] >= limit:
+            new_bytes = 0
+    elif have != none:
         overlap = mask & have
         if overlap == mask:
             new_bytes = 0
         elif overlap != none:
             new_bytes = size - size * _popcount(overlap) // _popcount(mask)
+    if have != none:
         if scal[_HEAD] != block:
             _unlink(block, blocks, scal)
             _push_front(block, blocks, scal)
@@ -77,10 +85,9 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
         _push_front(block, blocks, scal)
         blocks[block, _OWNER] = owner
     blocks[block, _PRESENT] = np.int64(have | mask)
-    grow = min(new_bytes, limit - blocks[block, _HELD])
-    if grow > 0:
-        blocks[block, _HELD] += grow
-        scal[_USED] += grow
+    new_bytes = min(new_bytes, limit - blocks[block, _HELD])
+    blocks[block, _HELD] += new_bytes
+    scal[_USED] += new_bytes
     if is_write:
         blocks[block, _DIRTY] = min(blocks[block, _DIRTY] + size, blocks[block, _HELD])
     while scal[_USED] > capacity:
@@ -99,14 +106,12 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
 
 @njit(cache=True)
 def _range_mask(low, high, extent):
-    """Bits of a 64-part mask that cover ``low .. high`` of ``extent`` elements."""
+    """Bits of a 64-part mask that begin in ``low .. high`` of ``extent`` elements: disjoint ranges share no bit, and
+    ranges that cover a block cover its mask. A range within one part may get none."""
     if low == 0 and high == extent:
         return np.uint64(0xFFFFFFFFFFFFFFFF)
-    first = low * 64 // extent
-    last = (high * 64 - 1) // extent
-    if last > 63:
-        last = 63
-    n = last - first + 1
+    first = (low * 64 + extent - 1) // extent
+    n = (high * 64 + extent - 1) // extent - first
     if n >= 64:
         return np.uint64(0xFFFFFFFFFFFFFFFF)
     return ((np.uint64(1) << np.uint64(n)) - np.uint64(1)) << np.uint64(first)
@@ -136,14 +141,15 @@ def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, c
             cl, ch = max(c0, j * bc), min(c1, (j + 1) * bc)
             block_cols = min(bc, n_cols - j * bc)
             if ch - cl == block_cols:
-                mask = _range_mask(rl - i * br, rh - i * br, block_rows)
+                low, high, extent = rl - i * br, rh - i * br, block_rows
             else:
-                mask = _range_mask(cl - j * bc, ch - j * bc, block_cols)
+                low, high, extent = cl - j * bc, ch - j * bc, block_cols
+            mask = _range_mask(low, high, extent)
+            part = low * 64 // extent if mask == np.uint64(0) else 0
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
-            miss = touch(
-                block, mask, size, is_write, block_rows * block_cols * esize, tensor, capacity, blocks, scal, counters
-            )
+            limit = block_rows * block_cols * esize
+            miss = touch(block, mask, part, size, is_write, limit, tensor, capacity, blocks, scal, counters)
             total += size
             if not is_write:
                 missed += miss
