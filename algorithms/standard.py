@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from algorithms.common import (
     Implementation,
     check_capabilities,
@@ -22,6 +20,7 @@ from algorithms.common import (
     fastest_path,
 )
 from algorithms.kernel_tables import gemm_kernel, mask_add_kernel, softmax_forward_kernel, strided_copy_kernel
+from algorithms.passes import forward_backward
 from algorithms.standard_gemm import Product, batched_gemm, memset
 from algorithms.standard_rows import elementwise, softmax_forward
 from simulator.errors import UnsupportedError
@@ -70,14 +69,9 @@ def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, lis
     copy = Tensor(f"{source.name}_expanded", p.batch * p.heads, source.rows, source.cols, p.dtype, "scratch", 64)
     k = strided_copy_kernel(copy.heads * copy.rows * copy.cols, p.dtype)
     kernels = elementwise(f"expand_{source.name}", "strided_copy", ((source, "kv_head"),), copy, k)
-    return copy, [_with_kv_head(kernel, problem) for kernel in kernels]
-
-
-def _with_kv_head(kernel: Kernel, problem: AttentionProblem) -> Kernel:
-    heads = kernel.coords["q_head"]
-    batch, head = heads // problem.heads, heads % problem.heads
-    kv_head = batch * problem.kv_heads + head // problem.group
-    return replace(kernel, coords={**kernel.coords, "kv_head": np.asarray(kv_head, np.int64)})
+    return copy, [
+        replace(kernel, coords={**kernel.coords, "kv_head": kernel.coords["q_head"] // p.group}) for kernel in kernels
+    ]
 
 
 def gemm(name: str, role: str, product: Product, problem: AttentionProblem, gpu: Profile) -> list[Kernel]:
@@ -135,8 +129,8 @@ def add_mask(s: Tensor, mask: Tensor, out: Tensor, problem: AttentionProblem) ->
     return elementwise("mask_add", op, ((s, "q_head"), (mask, "")), out, k, params=params)
 
 
-def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]) -> tuple[list[Kernel], int, dict]:
-    """The forward pass's kernels, the peak of device memory it holds, and P, K, V as used."""
+def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]) -> tuple[list[Kernel], int, Tensor]:
+    """The forward pass's kernels, the peak of device memory it holds, and P."""
     p = problem
     k, expand_k = expand_heads(t["K"], p)
     v, expand_v = expand_heads(t["V"], p)
@@ -156,31 +150,44 @@ def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor
     kernels += gemm("pv_gemm", "output", Product(weights, v, t["O"], p.seqlen_k), p, gpu)
     # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P
     live += s.bytes + weights.bytes
-    return kernels, live, {"P": weights, "K": k, "V": v}
+    return kernels, live, weights
 
 
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The program of unfused attention for ``problem`` on ``gpu``."""
+    """The program of unfused attention for ``problem`` on ``gpu``, forward, backward or both."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if problem.mask not in (None, "additive"):
         raise UnsupportedError(f"mask {problem.mask!r}: torch_eager models an additive [seqlen_q, seqlen_k] mask")
-    if problem.pass_ != "fwd":
-        from algorithms.standard_backward import build_backward
+    if problem.pass_ == "fwd":
+        return build_forward(problem, gpu, substitutions)
+    from algorithms.standard_backward import build_backward
 
-        return build_backward(problem, implementation, gpu, substitutions)
+    if problem.pass_ == "bwd":
+        return build_backward(problem, gpu, substitutions)
+    return forward_backward(
+        problem,
+        lambda p: build_forward(p, gpu, substitutions, keep_weights=True),
+        lambda p: build_backward(p, gpu, substitutions),
+    )
+
+
+def build_forward(
+    problem: AttentionProblem, gpu: Profile, substitutions: list[str], keep_weights: bool = False
+) -> Program:
+    """The forward pass; ``keep_weights`` leaves P among the outputs, as autograd does."""
     t = io_tensors(problem)
     if problem.mask is not None:
         t["mask"] = Tensor("mask", 1, problem.seqlen_q, problem.seqlen_k, problem.dtype, "input", SCORE_BLOCK_ROWS)
-    kernels, live, _ = forward_kernels(problem, gpu, t)
+    kernels, live, weights = forward_kernels(problem, gpu, t)
     return Program(
         "standard",
-        implementation,
+        DEFAULT,
         problem,
         tuple(kernels),
         {name: tensor for name, tensor in t.items() if name != "O"},
-        {"O": t["O"]},
+        {"O": t["O"]} | ({"P": weights} if keep_weights else {}),
         live,
         notes=NOTES,
         substitutions=tuple(substitutions),

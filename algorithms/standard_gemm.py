@@ -38,7 +38,7 @@ MOST_TILES = 262_144
 @dataclass(frozen=True)
 class Product:
     """``C = scale * A @ B`` for every head. A transposed operand is stored with its k dimension along the rows
-    (A) or along the columns (B)."""
+    (A) or along the columns (B). B may have fewer heads than C: a group of C's then shares one."""
 
     a: Tensor
     b: Tensor
@@ -51,6 +51,7 @@ class Product:
 
 def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row, col) -> tuple:
     head, k = var("q_head"), var("k") * g.tile_k
+    b_head = head if p.b.heads == p.c.heads else var("kv_head")
     via = "cp_async" if g.consumer_warpgroups == 0 else "tma"
     a_tile = (
         tile(p.a, head, k, g.tile_k, row, g.tile_rows)
@@ -58,9 +59,9 @@ def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row, col) -> 
         else tile(p.a, head, row, g.tile_rows, k, g.tile_k)
     )
     b_tile = (
-        tile(p.b, head, col, g.tile_columns, k, g.tile_k)
+        tile(p.b, b_head, col, g.tile_columns, k, g.tile_k)
         if p.transpose_b
-        else tile(p.b, head, k, g.tile_k, col, g.tile_columns)
+        else tile(p.b, b_head, k, g.tile_k, col, g.tile_columns)
     )
     return (
         Loop(
@@ -152,6 +153,8 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         "col0": column * g.tile_columns,
         "n_k": np.full(len(head), n_k, np.int64),
     }
+    if p.b.heads != heads:
+        coords["kv_head"] = head // (heads // p.b.heads)
     if g.cluster_rows > 1 or g.cluster_columns > 1:
         # CTAs along C's rows share a tile of B, along its columns a tile of A
         along = block if g.cluster_rows > 1 and not whole_columns else column

@@ -1,0 +1,68 @@
+"""Standard attention, backward, as autograd runs it: five S-sized matrices through HBM.
+
+    dV  = P^T dO                       (batched GEMM)
+    dP  = dO V^T                       (batched GEMM)
+    dPP = dP * P                       (element-wise product, rounded)
+    dS  = dPP - P * rowsum(dPP)        (row-wise kernel)
+    dQ  = scale * dS K,  dK = scale * dS^T Q   (batched GEMMs)
+
+P is what the forward pass kept. With fewer KV heads than query heads, dK and dV of every query head are summed
+afterwards; K and V are read by KV head, which the copies that autograd keeps would only make larger.
+"""
+
+from __future__ import annotations
+
+from algorithms.backward_helpers import gradient_tensors, group_sum
+from algorithms.common import compulsory_bytes
+from algorithms.kernel_tables import contiguous_elementwise_kernel, softmax_backward_kernel
+from algorithms.standard import DEFAULT, gemm, score_tensor
+from algorithms.standard_gemm import Product
+from algorithms.standard_rows import elementwise, softmax_backward
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Program, Tensor
+
+#: Rows and threads of the kernel that sums gradients over a group of query heads.
+SUM_ROWS, SUM_THREADS = 4, 128
+
+
+def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> Program:
+    """The backward program: inputs Q K V P dO, outputs dQ dK dV."""
+    p = problem
+    t = {name: x for name, x in gradient_tensors(p, 64, 64).items() if name not in ("O", "LSE")}
+    weights, dp, dpp, ds = (score_tensor(p, name) for name in ("P", "dP", "dPP", "dS"))
+    scale = p.head_dim**-0.5
+    grads: dict[str, Tensor] = {"dK": t["dK"], "dV": t["dV"]}
+    if p.group > 1:
+        heads = p.batch * p.heads
+        grads = {n: Tensor(f"{n}_expanded", heads, x.rows, x.cols, p.dtype, "scratch", 64) for n, x in grads.items()}
+    kernels = [
+        *gemm("dv_gemm", "grad_value", Product(weights, t["dO"], grads["dV"], p.seqlen_q, transpose_a=True), p, gpu),
+        *gemm("dp_gemm", "grad_scores", Product(t["dO"], t["V"], dp, p.head_dim_v, transpose_b=True), p, gpu),
+        *elementwise(
+            "dp_times_p",
+            "product",
+            ((dp, "q_head"), (weights, "q_head")),
+            dpp,
+            contiguous_elementwise_kernel(dp.heads * dp.rows * dp.cols, p.dtype),
+        ),
+        softmax_backward(dpp, weights, ds, softmax_backward_kernel(p.seqlen_k, p.dtype), gpu),
+        *gemm("dq_gemm", "grad_query", Product(ds, t["K"], t["dQ"], p.seqlen_k, scale=scale), p, gpu),
+        *gemm("dk_gemm", "grad_key", Product(ds, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale), p, gpu),
+    ]
+    if p.group > 1:
+        kernels += [
+            group_sum(f"sum_{name}", grads[name], t[name], p.group, SUM_ROWS, SUM_THREADS, gpu) for name in grads
+        ]
+    live = compulsory_bytes(t.values()) + weights.bytes + dp.bytes + dpp.bytes + ds.bytes
+    return Program(
+        "standard",
+        DEFAULT,
+        p,
+        tuple(kernels),
+        {"Q": t["Q"], "K": t["K"], "V": t["V"], "P": weights, "dO": t["dO"]},
+        {name: t[name] for name in ("dQ", "dK", "dV")},
+        live + sum(x.bytes for x in grads.values() if p.group > 1),
+        substitutions=tuple(substitutions),
+        attributes={"kernels": tuple(kernel.name for kernel in kernels)},
+    )
