@@ -140,10 +140,11 @@ class _Prepared:
                 segment, inner = names.index(trip), loop.var
                 lag = loop.count.const - counts[trip]
         terms = [dict(ix.terms) for ix in (place.head, place.row, place.col)]
+        kind = engine.ACCUMULATE if access.accumulate else engine.WRITE if access.is_write else engine.READ
         coefficients = [t.get(v, 0) if v else 0 for t in terms for v in (inner, outer)]
         rows = place.rows * (self.bundle if self.bundle > 1 and "row0" in terms[1] else 1)
         return [
-            l2.names.index(place.tensor.name), int(access.is_write), segment, rows, place.cols,
+            l2.names.index(place.tensor.name), kind, segment, rows, place.cols,
             *coefficients, lag, repeats,
         ]  # fmt: skip
 

@@ -61,13 +61,13 @@ class L2:
 
     def warm_up(self, names) -> None:
         """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""
-        from simulator.replay import access_tile
+        from simulator.replay import READ, access_tile
 
         for name in names:
             t = self.names.index(name)
             heads, rows, cols = (int(x) for x in self.shape[t, :3])
             for head in range(heads):
-                access_tile(t, head, 0, rows, 0, cols, False, self.shape, self.capacity, self.cache, self.counters)
+                access_tile(t, head, 0, rows, 0, cols, READ, self.shape, self.capacity, self.cache, self.counters)
         self.counters[...] = 0
 
     def clone(self) -> tuple:

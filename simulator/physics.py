@@ -49,6 +49,9 @@ class Physics:
     barrier_latency_cycles: float = _parameter(
         30.0, 0.0, 200.0, "cycles", "from the last arrival at a named or memory barrier to the waiters going on"
     )
+    atomic_bytes_per_cycle_per_sm: float = _parameter(
+        12.5, 3.0, 64.0, "B/cycle", "rate at which L2 takes one SM's fp32 reductions when all SMs send them"
+    )
     cta_launch_cycles: float = _parameter(
         700.0, 0.0, 4000.0, "cycles", "from a CTA's exit to the first instruction of the next one on its slot"
     )

@@ -13,6 +13,8 @@ from numba import njit
 
 # positions of an access relative to the loops of its CTA
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
+# what an access does
+READ, WRITE, ACCUMULATE = 0, 1, 2
 # columns of the cache's blocks: neighbours in order of use, mask of parts present, bytes held, bytes modified, tensor
 _PREV, _NEXT, _PRESENT, _HELD, _DIRTY, _OWNER = 0, 1, 2, 3, 4, 5
 # indices into the scalar state of the cache
@@ -118,8 +120,9 @@ def _range_mask(low, high, extent):
 
 
 @njit(cache=True)
-def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, cache, counters):
-    """Touch every block under a clipped rectangle. Returns (bytes, bytes missing)."""
+def access_tile(tensor, head, row, rows, col, cols, kind, shape, capacity, cache, counters):
+    """Touch every block under a clipped rectangle: read it, write it, or (accumulate) fetch what is not there and
+    write it. Returns (bytes, bytes that must come from HBM)."""
     blocks, scal = cache
     n_heads, n_rows, n_cols, br, bc, per_row, per_head, base, esize = shape[tensor]
     if head < 0 or head >= n_heads:
@@ -149,15 +152,12 @@ def access_tile(tensor, head, row, rows, col, cols, is_write, shape, capacity, c
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
             limit = block_rows * block_cols * esize
-            miss = touch(block, mask, part, size, is_write, limit, tensor, capacity, blocks, scal, counters)
+            miss = touch(block, mask, part, size, kind != READ, limit, tensor, capacity, blocks, scal, counters)
             total += size
-            if not is_write:
+            if kind != WRITE:
                 missed += miss
-    if is_write:
-        counters[_SM_WRITE, tensor] += total
-    else:
-        counters[_SM_READ, tensor] += total
-        counters[_HBM_READ, tensor] += missed
+    counters[_SM_READ if kind == READ else _SM_WRITE, tensor] += total
+    counters[_HBM_READ, tensor] += missed
     return total, missed
 
 
@@ -347,7 +347,7 @@ def replay(
                     again = again * n
             for _ in range(again):
                 b, m = access_tile(
-                    acc_int[a, 0], head, row, rows, col, cols, acc_int[a, 1] == 1, shape, capacity, cache, counters
+                    acc_int[a, 0], head, row, rows, col, cols, acc_int[a, 1], shape, capacity, cache, counters
                 )
                 got += b
                 missed += m

@@ -245,6 +245,8 @@ class _RoleProcess:
                 yield env.timeout(done - start)
             elif kind == "store":
                 sm.transfer(op.work, self.label)
+            elif kind == "store_wait":
+                yield env.timeout(sm.transfer(op.work, self.label) - start)
             elif kind == "barrier":
                 counter = cta.counter(cta.barriers, op.key)
                 target = (counter.value // op.number + 1) * op.number
@@ -334,6 +336,7 @@ def run_sm(
     env = simpy.Environment()
     sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer)
     by_cta, ends = [], []
+    least_warps = min(4, max(warps for _, warps, _ in roles))
     for resident in range(residents):
         cta = _CtaState(env, semaphores)
         runs = [
@@ -341,7 +344,8 @@ def run_sm(
             for name, _warps, ops in roles
         ]
         processes = [env.process(run.main()) for run in runs]
-        by_cta.append([run for run in runs if run.name != "loader"])
+        # what the CTA waits for is what its computing roles wait for, not its loaders and writers
+        by_cta.append([run for run, (_, warps, _) in zip(runs, roles, strict=True) if warps >= least_warps])
 
         def finish(group):
             yield env.all_of(group)

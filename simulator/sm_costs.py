@@ -56,6 +56,7 @@ class SmSpec:
     issue_lanes: float
     smem_bytes: float
     port_bytes: float
+    atomic_bytes: float
     tensor_flop: float
     tensor_efficiency: float
     is_wgmma: bool
@@ -76,6 +77,7 @@ class SmSpec:
             convert=profile.convert_per_cycle_per_sm,
             issue_lanes=32 * profile.issue_slots_per_cycle_per_sm * physics.issue_efficiency,
             smem_bytes=profile.smem_bandwidth_bytes_per_cycle_per_sm * physics.smem_efficiency,
+            atomic_bytes=physics.atomic_bytes_per_cycle_per_sm,
             port_bytes=profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
             tensor_flop=profile.tensor_rate(path, dtype),
             tensor_efficiency=physics.wgmma_efficiency if wgmma else physics.mma_sync_efficiency,
@@ -175,6 +177,10 @@ def _compile_op(op, warps: int, spec: SmSpec):
         is_pipe = isinstance(target.source, Pipe)
         kind = "load_pipe" if is_pipe else ("load_async" if op.token else "load")
         return Timed(kind, tuple(work), cause="memory", key=target.source.name if is_pipe else (op.token or ""))
+    if isinstance(op, Store) and op.accumulate:
+        # reductions are acknowledged: the role waits while L2 takes them
+        cycles = op.into.bytes / spec.atomic_bytes
+        return Timed("store_wait", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
     if isinstance(op, Store):
         cycles = op.into.bytes / spec.port_bytes
         return Timed("store", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
