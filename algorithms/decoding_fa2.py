@@ -96,6 +96,7 @@ def _main_kernel(
         "kv_head": batch * problem.kv_heads + (head if launch.group_in_rows else head // problem.group),
         "row0": block * t.tile_m,
         "seqlen_k": length,
+        "slot": np.arange(len(block), dtype=np.int64) % (gpu.num_sms * t.ctas_per_sm),
         **table.coordinates(length, block, split),
     }
     if pages is not None:
@@ -114,6 +115,10 @@ def _main_kernel(
         return () if stores_nothing(op) else (by_sequence(keep_fp32(skip_empty_q(op)), launch.seqlen_q),)
 
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
+    # the split-KV kernel spills no registers (counters, H200)
+    spill = None if launch.splitkv_kernel else fa2.spill_tensor(t, gpu)
+    if spill is not None:
+        out["spill"] = spill
     seen = problem.with_(causal=launch.causal)
     roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
     return Kernel(

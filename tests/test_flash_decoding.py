@@ -332,3 +332,13 @@ def test_what_is_not_modelled_is_an_error(implementation, changes):
 def test_fa3_needs_hopper():
     with pytest.raises(UnsupportedError, match="wgmma"):
         program(problem(), FA3, "a100_sxm4_80gb")
+
+
+def test_the_ordinary_kernel_spills_as_it_does_in_fa2():
+    # H200 counters: 136.6 MB written to L2 by this decode, of which O and LSE are 0.5
+    p = AttentionProblem(batch=64, heads=32, kv_heads=8, seqlen_q=1, seqlen_k=4096, head_dim=128)
+    built = program(p, FA2, "h200_sxm")
+    assert [k.name for k in built.kernels] == ["flash_fwd"]
+    written = sum(write for _, write in sm_traffic(built.kernels[0]).values())
+    assert written == pytest.approx(136.59e6, rel=0.05)
+    assert "spill" not in sm_traffic(program(problem(num_splits=2), FA2).kernels[0])
