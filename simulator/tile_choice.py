@@ -1,0 +1,152 @@
+"""``--tiles``: the tile that a kernel would be written with for a GPU, found by simulating the legal ones.
+
+The algorithms say which tiles are legal; here they are tried. A launch with few events decides between tiles that
+are clearly apart; the best few and the shipped tile are then simulated as finely as any other prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Program
+
+#: Events of a replay that only ranks tiles, and how many of the best are then simulated in full.
+RANKING_EVENTS = 20_000
+FINALISTS = 3
+#: Keys of a tile that the first round tries, beside the most that fit.
+FIRST_KEYS = (64, 128)
+#: Gains below this are the model's noise, not a reason to leave the shipped tile.
+LEAST_GAIN = 0.002
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One attention call whose tile is open; ``run(program, events)`` simulates (time in us)."""
+
+    algorithm: str
+    problem: AttentionProblem
+    profile: Profile
+    implementation: str | None
+    hypothetical: bool
+    run: Callable[[Program, int | None], float]
+
+    def program(self, tiles=None) -> Program:
+        from algorithms import build_program
+
+        return build_program(self.algorithm, self.problem, self.profile, self.implementation, self.hypothetical, tiles)
+
+
+def check_tiles(text: str | None) -> str | None:
+    """``auto``, a tile such as ``128x64x2x2``, or ``None`` for the shipped kernel's (also ``kernel``);
+    :class:`InputError` otherwise."""
+    from algorithms.tile_search import TileChoice
+
+    if text is None or text.strip() == "kernel":
+        return None
+    return "auto" if text.strip() == "auto" else str(TileChoice.parse(text))
+
+
+def program_with_tiles(
+    tiles: str,
+    algorithm: str,
+    problem: AttentionProblem,
+    profile: Profile,
+    implementation: str | None,
+    hypothetical: bool,
+    run: Callable[[Program, int | None], float],
+) -> Program:
+    """The program with the given tile, or with the fastest legal one (``auto``); a note says which and why."""
+    from algorithms.tile_search import TileChoice
+
+    call = _Call(algorithm, problem, profile, implementation, hypothetical, run)
+    if tiles != "auto":
+        choice = TileChoice.parse(tiles)
+        return _noted(call.program(choice), f"tiles: {choice} as asked (rows x keys x stages x warpgroups)")
+    return _fastest(call)
+
+
+def legal_tiles(algorithm: str, problem: AttentionProblem, profile: Profile) -> list:
+    """Every candidate tile (:class:`~algorithms.tile_search.TileChoice`) that fits ``profile``, in order."""
+    from algorithms import algorithm_module
+    from algorithms.tile_search import candidates
+
+    module, found = algorithm_module(algorithm), []
+    for choice in candidates(algorithm):
+        try:
+            module.forward_tile(problem, profile, choice)
+        except UnsupportedError:
+            continue
+        found.append(choice)
+    return found
+
+
+def _fastest(call: _Call) -> Program:
+    legal = legal_tiles(call.algorithm, call.problem, call.profile)
+    own, why_not = _shipped(call)
+    if own is not None and _tile_of(own) in legal:
+        legal.remove(_tile_of(own))
+    if not legal and own is None:
+        raise UnsupportedError(f"tiles: no legal tile of {call.algorithm} fits {call.profile.name} ({why_not})")
+    ranked = _ranked(call, legal)
+    finalists = [call.program(choice) for _, choice in ranked[:FINALISTS]]
+    timed = [(call.run(program, None), _tile_of(program), program) for program in finalists]
+    best_time, best, program = min(timed, key=lambda t: t[:2]) if timed else (float("inf"), None, None)
+    searched = f"{len(ranked)} of {len(legal)} other legal tiles simulated"
+    if own is None:
+        return _noted(program, f"tiles: auto chose {best}; the shipped kernel does not fit ({why_not}); {searched}")
+    own_time, own_tile = call.run(own, None), _tile_of(own)
+    if best_time >= own_time * (1.0 - LEAST_GAIN):
+        return _noted(own, f"tiles: auto keeps the shipped kernel's {own_tile}; {searched}")
+    gain = 100 * (1 - best_time / own_time)
+    return _noted(
+        program,
+        f"tiles: auto chose {best} (rows x keys x stages x warpgroups), {gain:.1f} % less time than the shipped "
+        f"kernel's {own_tile}; {searched}",
+    )
+
+
+def _shipped(call: _Call) -> tuple[Program | None, str]:
+    try:
+        return call.program(), ""
+    except UnsupportedError as error:
+        # a kernel that lacks capabilities, not space, has no business here
+        if "SMEM" not in str(error):
+            raise
+        return None, str(error)
+
+
+def _ranked(call: _Call, legal: list) -> list[tuple[float, object]]:
+    """Tiles by time: a first round over shapes with two stages, then the neighbours of the best."""
+    times: dict[object, float] = {}
+
+    def look(choices) -> None:
+        for choice in choices:
+            if choice in fits and choice not in times:
+                times[choice] = call.run(call.program(choice), RANKING_EVENTS)
+
+    fits = set(legal)
+    shapes = sorted({(c.tile_m, c.warpgroups) for c in legal})
+    for tile_m, warpgroups in shapes:
+        same = [c for c in legal if (c.tile_m, c.warpgroups) == (tile_m, warpgroups)]
+        stages = 2 if any(c.stages == 2 for c in same) else min(c.stages for c in same)
+        keys = [c.tile_n for c in same if c.stages == stages]
+        look(c for c in same if c.stages == stages and c.tile_n in (*FIRST_KEYS, max(keys)))
+    for _ in range(2):
+        for choice in sorted(times, key=lambda c: (times[c], c))[:FINALISTS]:
+            look(replace(choice, tile_n=choice.tile_n + step) for step in (-32, -16, 16, 32))
+            look(replace(choice, stages=choice.stages + step) for step in (-1, 1))
+    return sorted((time, choice) for choice, time in times.items())
+
+
+def _tile_of(program: Program):
+    from algorithms.tile_search import TileChoice
+
+    return TileChoice(*program.attributes["tile"], program.attributes["stages"], program.attributes["warpgroups"])
+
+
+def _noted(program: Program, line: str) -> Program:
+    return replace(program, notes=(*program.notes, line))
