@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -93,10 +94,17 @@ def _steady(ends: tuple[float, ...]) -> tuple[float, bool]:
     The last two iterations do not count: other roles that are done already leave the pipes to the rest.
     """
     n = len(ends) - 3
-    for pattern in range(1, min(6, n // 2) + 1):
-        late, early = ends[n] - ends[n - pattern], ends[n - pattern] - ends[n - 2 * pattern]
-        if abs(late - early) <= 2e-4 * late:
-            return late / pattern, True
+    steps = [b - a for a, b in pairwise(ends[: n + 1])]
+    for pattern in range(1, 7):
+        # patterns of several iterations may still drift: they have to be seen for longer
+        if n < (2 if pattern == 1 else 7 * pattern):
+            break
+        late, early = steps[-pattern:], steps[-2 * pattern : -pattern]
+        period = sum(late) / pattern
+        if all(abs(a - b) <= 1e-3 * period for a, b in zip(late, early, strict=True)) and (
+            abs(sum(late) - sum(early)) <= 2e-4 * sum(late)
+        ):
+            return period, True
     n = max(n, 1)
     half = -(-n // 2)
     return (ends[n] - ends[n - half]) / half if len(ends) > 1 else 0.0, False
