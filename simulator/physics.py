@@ -77,11 +77,20 @@ class Physics:
         1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
     )
     graph_gap_us: float = _parameter(1.0, 0.0, 5.0, "us", "gap between dependent kernels inside a CUDA graph")
+    clock_idle_drop: float = _parameter(
+        0.012, 0.0, 0.05, "fraction", "SM clock below its maximum with a single SM at work"
+    )
+    clock_tensor_step: float = _parameter(
+        0.066, 0.0, 0.15, "fraction", "drop of the SM clock as soon as tensor cores run on all SMs"
+    )
     clock_tensor_slope: float = _parameter(
-        0.25, 0.0, 0.5, "fraction", "drop of the SM clock at full wgmma activity relative to its maximum"
+        0.10, 0.0, 0.4, "fraction", "further drop in proportion to tensor activity, at the fastest path's peak"
     )
     clock_hbm_slope: float = _parameter(
-        0.14, 0.0, 0.4, "fraction", "drop of the SM clock at full HBM bandwidth relative to its maximum"
+        0.03, 0.0, 0.2, "fraction", "drop of the SM clock at full HBM bandwidth relative to its maximum"
+    )
+    clock_power_drop: float = _parameter(
+        0.14, 0.0, 0.4, "fraction", "drop of the clock by the board's power limit in long tensor-core launches"
     )
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.clock import loaded_clock_hz
+from simulator.clock import Activity, loaded_clock_hz
 from simulator.device import EVENT_BUDGET, KernelRun, occupancy, run_kernel, wide_block_rows
 from simulator.errors import InputError
 from simulator.memory import L2
@@ -142,7 +142,7 @@ def new_cache(program: Program, profile: Profile, physics: Physics) -> L2:
     tensors = program.tensors()
     wide_rows = wide_block_rows(program.kernels, lambda k: profile.num_sms * occupancy(k, profile))
     accesses = max((_tile_accesses(k) for k in program.kernels), default=1)
-    coarsen = max(1, min(8, accesses // TRACKED_ACCESSES))
+    coarsen = 1
     return L2.of(tensors, int(profile.l2_bytes * physics.l2_capacity_fraction), coarsen, wide_rows)
 
 
@@ -163,14 +163,21 @@ def _run_at_its_clock(
     peak = max((r.get(dtype, 0.0) for r in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
     for attempt in range(3):
         run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget)
-        tensor_share = work / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0
+        seconds = run.cycles / clock_hz
         moved = float(run.traffic[2].sum() + run.traffic[3].sum())
-        hbm_share = moved / (run.cycles / clock_hz) / profile.hbm_bandwidth_bytes_per_s if run.cycles else 0.0
-        wanted = loaded_clock_hz(profile, physics, tensor_share, hbm_share)
-        settled = abs(wanted - clock_hz) < 0.02 * clock_hz
-        clock_hz = wanted
-        if settled or run.hbm_busy_share < 0.3 or attempt == 2:
+        activity = Activity(
+            tensor_share=work / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0,
+            hbm_share=moved / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
+            active_share=1.0 - run.waits["imbalance"],
+            seconds=seconds,
+        )
+        wanted = loaded_clock_hz(profile, physics, activity)
+        if run.hbm_busy_share < 0.3:
+            # cycles do not depend on the clock when HBM does not bind
+            return run, wanted
+        if abs(wanted - clock_hz) < 0.015 * clock_hz or attempt == 2:
             return run, clock_hz
+        clock_hz = wanted
         l2.restore(before)
     raise AssertionError("unreachable")
 

@@ -45,11 +45,11 @@ def roofline_rows(results: Iterable[Result], profiles: Iterable[Profile], measur
 
 def ceiling_rows(profile: Profile) -> list[Row]:
     """Bandwidth and compute ceilings of one GPU, from its profile and calibrated parameters."""
-    from simulator.clock import loaded_clock_hz
+    from simulator.clock import Activity, loaded_clock_hz
     from simulator.physics import Physics
 
     physics = Physics.from_calibration(profile.calibration_parameters)
-    loaded = loaded_clock_hz(profile, physics, 1.0, 0.0)
+    loaded = loaded_clock_hz(profile, physics, Activity(1.0, 0.0, 1.0, 0.0))
     smem = profile.smem_bandwidth_bytes_per_cycle_per_sm * profile.num_sms
     bandwidths = {
         "HBM": (profile.hbm_bandwidth_bytes_per_s, profile.hbm_sustained_read_bytes_per_s),
@@ -229,7 +229,7 @@ def _free_place(x: float, bytes_per_s: float, points: list[Row]) -> float:
             point
             for point in points
             if 0.85 * x < point["flop_per_byte"] < 6 * x
-            and 0.85 < point["flop_per_s"] / (point["flop_per_byte"] * bytes_per_s) < 2.3
+            and 0.8 < point["flop_per_s"] / (point["flop_per_byte"] * bytes_per_s) < 3.2
         ]
         if not covered:
             break
