@@ -122,12 +122,14 @@ def time_cta(
 ) -> SmTiming:
     """Measure :class:`SmTiming` of compiled ``roles`` (cached: equal schedules are simulated once)."""
     ticked = tuple((name, warps, to_ticks(ops)) for name, warps, ops in roles)
-    rows = [
-        (_time_marked if profile.main is not None else _time_nested)(
-            ticked, semaphores, trips, latency, residents, persistent, profile
-        )
-        for latency in latencies
-    ]
+    rows: list[_Point] = []
+    for latency in latencies:
+        if profile.main is None:
+            rows.append(_time_nested(ticked, semaphores, trips, latency, residents, persistent, profile))
+        else:
+            # what was long enough to be steady at one latency is where to begin at the next
+            length = rows[-1].length if rows else FIRST_TRIPS
+            rows.append(_time_marked(ticked, semaphores, trips, latency, residents, persistent, profile, length))
     # grid points become steady after different numbers of iterations
     most = max(len(row.short) for row in rows)
     rows = [replace(row, short=row.short + (row.overhead,) * (most - len(row.short))) for row in rows]
@@ -153,9 +155,12 @@ class _Point:
     waits: tuple[tuple[float, ...], ...]
     overhead_waits: tuple[float, ...]
     short: tuple[float, ...] = ()
+    length: int = 0
 
 
-def _time_marked(roles, semaphores, trips, latency, residents, persistent, profile: TripProfile) -> _Point:
+def _time_marked(
+    roles, semaphores, trips, latency, residents, persistent, profile: TripProfile, length: int
+) -> _Point:
     """One run, lengthened until its main loop is steady. Loop lengths that matter and are shorter than that are run
     themselves; trips beside the main one are measured by a longer run if they vary."""
     main = profile.main
@@ -168,7 +173,7 @@ def _time_marked(roles, semaphores, trips, latency, residents, persistent, profi
     def last_tile(run: SmRun) -> float:
         return run.tile_ends_cycles[-1][-1] - (run.tile_ends_cycles[0][-1] if persistent else 0.0)
 
-    length = min(profile.longest, FIRST_TRIPS)
+    length = min(profile.longest, length)
     while True:
         base[trips[main].coord] = length
         run = run_with()
@@ -178,17 +183,19 @@ def _time_marked(roles, semaphores, trips, latency, residents, persistent, profi
             break
         length = min(profile.longest, 2 * length)
     periods, waits = [period] * len(trips), [run.iteration_waits] * len(trips)
+    inside = max(0, length - 2)
+    # the way into the steady state as this run shows it, the way out of it that is the same for every length
+    way_out = ends[-1] - ends[inside] - (length - inside) * period
+    tiles = [ends[n] + way_out - (ends[-1] - last_tile(run)) for n in range(inside)] + [last_tile(run)] * 2
     for i, trip in enumerate(trips):
         if i != main and profile.varies[i]:
-            more = run_with(**{trip.coord: base[trip.coord] + 1})
-            periods[i] = max(0.0, (more.end_cycles - run.end_cycles) / items)
-            waits[i] = tuple(max(0.0, b - a) / items for a, b in zip(run.waits_cycles, more.waits_cycles, strict=True))
+            few = min(length, FIRST_TRIPS)
+            more = run_with(**{trip.coord: base[trip.coord] + 1, trips[main].coord: few})
+            fewer = tiles[few] if few < inside else last_tile(run) - (length - few) * period
+            periods[i] = max(0.0, last_tile(more) - fewer)
     beside = sum(base[t.coord] * periods[i] for i, t in enumerate(trips) if i != main)
     overhead = last_tile(run) - length * period - beside
-    # the way into the steady state as this run shows it, the way out of it that is the same for every length
-    inside = max(0, length - 2)
-    way_out = ends[-1] - ends[inside] - (length - inside) * period
-    short = [ends[n] + way_out - (ends[-1] - last_tile(run)) - n * period - beside for n in range(inside)]
+    short = [tiles[n] - n * period - beside for n in range(inside)]
     for n in profile.short:
         if n < length:
             short += [overhead] * (n + 1 - len(short))
@@ -201,6 +208,7 @@ def _time_marked(roles, semaphores, trips, latency, residents, persistent, profi
         tuple(waits),
         tuple(max(0.0, w / items - d) for w, d in zip(run.waits_cycles, done, strict=True)),
         tuple(short),
+        length,
     )
 
 
