@@ -97,15 +97,42 @@ _ELEMENTWISE = {
 }
 
 
+def _between(table: dict[int, InstructionMix], head_dim: int) -> InstructionMix:
+    """The mix at ``head_dim``, on the line through the two counted head dims around it (or the last two): all work that
+    depends on the head dim (fragments, tensor instructions, rescaling) is proportional to it."""
+    counted = sorted(table)
+    upper = next((i for i, d in enumerate(counted) if d >= head_dim), len(counted) - 1)
+    if counted[upper] == head_dim or upper == 0:
+        return table[counted[upper]]
+    low, high = counted[upper - 1], counted[upper]
+    t = (head_dim - low) / (high - low)
+    names = ("issue", "fma", "alu", "xu", "lsu", "tensor")
+    values = (getattr(table[low], n) + t * (getattr(table[high], n) - getattr(table[low], n)) for n in names)
+    return InstructionMix(*values, source=f"{COUNTED_ON}; between head dims {low} and {high}")
+
+
 def _nearest(table: dict[int, TileCounts], head_dim: int) -> TileCounts:
     """The counts of the counted head dim nearest to ``head_dim``; the larger of two equally near."""
     return table[min(table, key=lambda counted: (abs(counted - head_dim), -counted))]
 
 
 def fa2_forward_counts(head_dim: int, split: bool = False) -> TileCounts:
-    """FA2 forward (``split``: the split-KV kernel, counted at 128). Counted head dims 64, 128, 256; else the nearest,
-    so other head dims are an extrapolation."""
-    return _FA2_SPLIT_128 if split else _nearest(_FA2_FORWARD, head_dim)
+    """FA2 forward (``split``: the split-KV kernel, counted at 128). Counted at head dims 64, 128 and 256.
+
+    96 and 192 have the 64-key tile of 128 and 256 and lie on the line through them.
+    """
+    if split:
+        return _FA2_SPLIT_128
+    if head_dim in (96, 192):
+        low, high = _FA2_FORWARD[128], _FA2_FORWARD[256]
+        t = (head_dim - 128) / 128
+        mix = InstructionMix(
+            *(getattr(low.mix, n) + t * (getattr(high.mix, n) - getattr(low.mix, n))
+              for n in ("issue", "fma", "alu", "xu", "lsu", "tensor")),
+            source=f"{COUNTED_ON}; on the line through head dims 128 and 256",
+        )  # fmt: skip
+        return TileCounts(mix, round(low.smem_wavefronts + t * (high.smem_wavefronts - low.smem_wavefronts)))
+    return _nearest(_FA2_FORWARD, head_dim)
 
 
 def fa2_backward_counts(head_dim: int) -> TileCounts:
@@ -118,8 +145,7 @@ def fa3_forward_mix(head_dim: int, causal: bool = False, dtype: str = "bf16") ->
     producer included). The rescale is head_dim / tile_n of ``fma``; the rest of it is 2.2 to 2.4 at every head dim."""
     if dtype == "e4m3":
         return _FA3_FP8_128
-    nearest = min((64, 128, 192, 256), key=lambda counted: (abs(counted - head_dim), -counted))
-    return _FA3_FORWARD[nearest, causal]
+    return _between({d: mix for (d, masked), mix in _FA3_FORWARD.items() if masked == causal}, head_dim)
 
 
 def softmax_mix(kind: str, backward: bool = False) -> InstructionMix:

@@ -62,10 +62,10 @@ class Physics:
         0.8, 0.4, 1.0, "fraction", "share of the L2 that a working set shared by all SMs can use"
     )
     l2_bandwidth_fraction: float = _parameter(
-        0.85, 0.3, 1.2, "fraction", "sustained share of the profile's L2 bandwidth under a kernel's access pattern"
+        0.95, 0.3, 1.2, "fraction", "sustained share of the profile's L2 bandwidth under a kernel's access pattern"
     )
     hbm_read_efficiency: float = _parameter(
-        0.9, 0.6, 1.0, "fraction", "sustained share of HBM spec bandwidth for pure reads"
+        0.946, 0.6, 1.0, "fraction", "sustained share of HBM spec bandwidth for pure reads"
     )
     hbm_write_penalty: float = _parameter(
         0.1, 0.0, 0.6, "fraction", "extra HBM time per written byte relative to a read one (bus turnaround)"
@@ -76,7 +76,13 @@ class Physics:
     kernel_ramp_us: float = _parameter(
         1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
     )
-    graph_gap_us: float = _parameter(1.0, 0.0, 5.0, "us", "gap between dependent kernels inside a CUDA graph")
+    graph_gap_us: float = _parameter(1.3, 0.0, 5.0, "us", "gap between dependent kernels of one call on the GPU")
+    graph_launch_us: float = _parameter(
+        2.1, 0.0, 6.0, "us", "replay of a CUDA graph as events around it see it, beyond its kernels' span"
+    )
+    host_launch_us: float = _parameter(
+        12.0, 0.0, 60.0, "us", "host time from one kernel launch of a framework to the next when the GPU is idle"
+    )
     clock_idle_drop: float = _parameter(
         0.012, 0.0, 0.05, "fraction", "SM clock below its maximum with a single SM at work"
     )

@@ -90,17 +90,18 @@ def run_program(
     if conditions.l2_state == "warm":
         l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
     start_us, kernels, total_cycles = 0.0, [], 0.0
-    gap_us = physics.graph_gap_us if conditions.timing != "eager" else profile.launch_overhead_s * 1e6
     for index, kernel in enumerate(program.kernels):
         if index:
-            start_us += gap_us
+            start_us += physics.graph_gap_us
+        if conditions.timing == "eager":
+            # an idle GPU waits for the host to launch each kernel
+            start_us = max(start_us, (index + 1) * physics.host_launch_us)
         run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions, event_budget or EVENT_BUDGET)
         time_us = run.cycles / clock_hz * 1e6 + physics.kernel_ramp_us
         total_cycles += time_us * clock_hz / 1e6
         kernels.append(_kernel_result(kernel, run, l2, profile, clock_hz, start_us, time_us))
         start_us += time_us
-    launch_us = {"kernel": 0.0, "graph": physics.graph_gap_us, "eager": profile.launch_overhead_s * 1e6}
-    time_us = start_us + launch_us[conditions.timing]
+    time_us = start_us + (physics.graph_launch_us if conditions.timing == "graph" else 0.0)
     waits = _combine_waits(kernels, time_us)
     problem = program.problem
     work = {unit: sum(k.work[unit] for k in kernels) for unit in ("matmul", *UNITS)}
