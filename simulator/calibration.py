@@ -1,0 +1,190 @@
+"""Fitting the few physical parameters to measurements, small parts first.
+
+Each stage frees some parameters and fits them to the rows that identify them; the others stay. Residuals are
+logarithms of predicted over measured, so a factor of two counts the same up or down. A parameter that its rows do
+not constrain is put back to its default and said so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from simulator.physics import Physics
+from simulator.predict import Case, parse_case
+from simulator.profile import Profile
+
+#: A parameter whose one-sigma interval is wider than this share of its bounds is not identified by its rows.
+UNIDENTIFIED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Parameters fitted together, the rows that identify them and what is compared.
+
+    ``target`` is ``time`` (microseconds), ``cycles`` (at the counted clock) or ``hbm_read`` (bytes).
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    rows: Callable[[Mapping[str, str]], bool]
+    target: str
+    identified_by: str
+    most_rows: int = 40
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One parameter's value, its 90 % interval, and the stage that fitted it."""
+
+    name: str
+    value: float
+    low90: float
+    high90: float
+    stage: str
+    identified_by: str
+    identified: bool
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What a stage achieved on its own rows: count, mean and median absolute log error before and after."""
+
+    stage: str
+    rows: int
+    before: float
+    after: float
+    median: float
+
+
+@dataclass(frozen=True)
+class _Row:
+    case: Case
+    target: float
+    clock_mhz: float | None
+
+
+def _number(row: Mapping[str, str], name: str) -> float:
+    text = row.get(name, "")
+    return float(text) if text not in ("", None) else math.nan
+
+
+def _usable(rows: Iterable[Mapping[str, str]], stage: Stage, gpu: str) -> list[_Row]:
+    found = []
+    for row in rows:
+        if not stage.rows(row):
+            continue
+        clock = _number(row, "measured_sm_clock_mhz") if stage.target == "cycles" else math.nan
+        name = {"time": "measured_time_us", "cycles": "measured_cycles", "hbm_read": "measured_hbm_read_bytes"}
+        target = _number(row, name[stage.target])
+        if not target > 0 or (stage.target == "cycles" and not clock > 0):
+            continue
+        case = parse_case(dict(row), gpu)
+        found.append(_Row(case, target, clock if clock > 0 else None))
+    if len(found) > stage.most_rows:
+        keep = np.linspace(0, len(found) - 1, stage.most_rows).round().astype(int)
+        found = [found[i] for i in keep]
+    return found
+
+
+def predicted(row: _Row, profile: Profile, physics: Physics, target: str) -> float:
+    """The model's value for one row under trial parameters."""
+    from simulator.simulate import simulate
+
+    case = row.case
+    result = simulate(
+        case.algorithm,
+        case.problem,
+        profile,
+        implementation=case.implementation,
+        l2_state=case.conditions.l2_state,
+        timing=case.conditions.timing,
+        clock_mhz=row.clock_mhz or case.conditions.clock_mhz,
+        physics=physics,
+    )
+    if target == "time":
+        return result.time_us
+    if target == "cycles":
+        return sum(k.cycles for k in result.kernels)
+    return float(result.hbm_read_bytes)
+
+
+def fit_stage(
+    stage: Stage, rows: Sequence[_Row], profile: Profile, physics: Physics, report: Callable[[str], None] = lambda s: None
+) -> tuple[Physics, list[Fitted], StageResult]:
+    """Fit ``stage``'s parameters to ``rows``, starting from ``physics``."""
+    from scipy.optimize import least_squares
+
+    names = stage.parameters
+    bounds = np.array([Physics.bounds(n) for n in names])
+    span = bounds[:, 1] - bounds[:, 0]
+    start = np.clip([getattr(physics, n) for n in names], bounds[:, 0] + 1e-3 * span, bounds[:, 1] - 1e-3 * span)
+
+    def residuals(unit: np.ndarray) -> np.ndarray:
+        values = bounds[:, 0] + unit * span
+        trial = replace(physics, **dict(zip(names, map(float, values), strict=True)))
+        out = np.array([math.log(predicted(r, profile, trial, stage.target) / r.target) for r in rows])
+        report(f"{stage.name}: mean |log error| {np.abs(out).mean():.4f}")
+        return out
+
+    unit0 = (start - bounds[:, 0]) / span
+    before = residuals(unit0)
+    fit = least_squares(
+        residuals, unit0, bounds=(0.0, 1.0), loss="soft_l1", f_scale=0.05, diff_step=0.03, max_nfev=14, xtol=3e-4, ftol=3e-4
+    )
+    after = residuals(fit.x)
+    sigma = _sigmas(fit.jac, after)
+    fitted, values = [], {}
+    for i, name in enumerate(names):
+        identified = bool(sigma[i] < UNIDENTIFIED_SHARE)
+        value = float(bounds[i, 0] + fit.x[i] * span[i]) if identified else float(getattr(physics, name))
+        margin = 1.645 * min(sigma[i], 1.0) * span[i]
+        values[name] = value
+        low, high = max(bounds[i, 0], value - margin), min(bounds[i, 1], value + margin)
+        fitted.append(Fitted(name, value, float(low), float(high), stage.name, stage.identified_by, identified))
+    size = np.abs(after)
+    summary = StageResult(stage.name, len(rows), float(np.abs(before).mean()), float(size.mean()), float(np.median(size)))
+    return replace(physics, **values), fitted, summary
+
+
+def _sigmas(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
+    """One-sigma uncertainties (in units of the bounds' width) from the fit's curvature."""
+    n, k = jacobian.shape
+    variance = float((residuals**2).sum()) / max(1, n - k)
+    normal = jacobian.T @ jacobian + 1e-9 * np.eye(k)
+    return np.sqrt(np.clip(np.diag(np.linalg.inv(normal)) * variance, 0, None))
+
+
+def calibrate(
+    profile: Profile,
+    rows: Sequence[Mapping[str, str]],
+    stages: Sequence[Stage],
+    physics: Physics | None = None,
+    report: Callable[[str], None] = lambda s: None,
+) -> tuple[Physics, list[Fitted], list[StageResult]]:
+    """Run ``stages`` in order on the calibration ``rows`` (cells as text, columns of ``predict`` and ``measured_*``)."""
+    physics = physics or Physics()
+    fitted: list[Fitted] = []
+    results: list[StageResult] = []
+    for stage in stages:
+        chosen = _usable(rows, stage, profile.name)
+        if len(chosen) < len(stage.parameters) + 2:
+            report(f"{stage.name}: only {len(chosen)} rows, {len(stage.parameters)} parameters left at their values")
+            continue
+        physics, found, result = fit_stage(stage, chosen, profile, physics, report)
+        fitted += found
+        results.append(result)
+    return physics, fitted, results
+
+
+def data_hash(paths: Iterable[str | Path]) -> str:
+    """SHA-256 (first 16 hex digits) of the files' contents in order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()[:16]

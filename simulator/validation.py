@@ -1,0 +1,110 @@
+"""Predictions against measurements: per-row errors and their summary by algorithm, regime and GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulator.errors import InputError
+from simulator.predict import predict_frame
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Rows that moved fewer bytes than this are left out of byte errors: rounding and side traffic dominate them.
+MINIMUM_BYTES = 30e6
+#: Below this, an error is also given in microseconds.
+SHORT_US = 20.0
+
+
+def read_measurements(paths: Sequence[str | Path]):
+    """One DataFrame of all CSV files (``#`` lines are comments), every cell as text, with a ``file`` column."""
+    import pandas as pd
+
+    frames = []
+    for path in paths:
+        try:
+            frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: not a table of comma-separated values ({error})") from None
+        frame["file"] = Path(path).name
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True).fillna("")
+
+
+def regime(row) -> str:
+    """Where a case lies: its pass, decode or prefill, and the size bucket by nominal work."""
+    passes = row["pass"] if row.get("pass") else "fwd"
+    if passes != "fwd":
+        return "backward" if passes == "bwd" else "forward+backward"
+    seqlen_q, seqlen_k = int(float(row["seqlen_q"])), int(float(row.get("seqlen_k") or row["seqlen_q"]))
+    if seqlen_q <= 16 and seqlen_k > seqlen_q:
+        return "decode"
+    measured = float(row["measured_time_us"])
+    if measured < SHORT_US:
+        return "prefill <20us"
+    if measured < 200:
+        return "prefill 20-200us"
+    return "prefill 0.2-5ms" if measured < 5000 else "prefill >5ms"
+
+
+def compare_with(measured, gpu: str | None, jobs: int = 1, on_row=None) -> pandas.DataFrame:
+    """Predict every row of ``measured`` and add ``regime`` and signed relative errors.
+
+    ``error_time`` is predicted over measured minus one; ``error_hbm`` and ``error_l2_read`` likewise for bytes where
+    they were measured (NaN elsewhere). Rows that cannot be predicted keep their ``error`` and NaN errors.
+    """
+    import pandas as pd
+
+    usable = measured[pd.to_numeric(measured["measured_time_us"], errors="coerce") > 0].reset_index(drop=True)
+    inputs = usable[[c for c in usable.columns if c not in _OUTPUTS]]
+    out = predict_frame(inputs, gpu, jobs=jobs, on_row=on_row)
+
+    def number(name: str):
+        return pd.to_numeric(out[name], errors="coerce")
+
+    out["regime"] = [regime(row) for _, row in usable.iterrows()]
+    out["error_time"] = number("time_us") / number("measured_time_us") - 1
+    out["error_hbm"] = math.nan
+    out["error_l2_read"] = math.nan
+    if "measured_hbm_read_bytes" in out:
+        moved = number("measured_hbm_read_bytes") + number("measured_hbm_write_bytes")
+        predicted = number("hbm_read_bytes") + number("hbm_write_bytes")
+        out["error_hbm"] = (predicted / moved - 1).where(moved > MINIMUM_BYTES)
+    if "measured_l2_read_bytes" in out:
+        asked = number("measured_l2_read_bytes")
+        out["error_l2_read"] = (number("l2_read_bytes") / asked - 1).where(asked > MINIMUM_BYTES)
+    return out
+
+
+_OUTPUTS = {"time_us", "cycles", "sm_clock_mhz", "hbm_read_bytes", "limiter", "warnings", "error"}
+
+
+def summarise(errors: pandas.DataFrame, column: str, by: Sequence[str]) -> pandas.DataFrame:
+    """``n``, mean, median, p90 and maximum absolute error and the signed mean of ``column``, per group of ``by``."""
+    import pandas as pd
+
+    rows = []
+    valid = errors[errors[column].notna()]
+    groups = valid.groupby(list(by), sort=True) if by else [((), valid)]
+    for key, group in groups:
+        size = group[column].abs()
+        if size.empty:
+            continue
+        key = key if isinstance(key, tuple) else (key,)
+        rows.append(
+            dict(zip(by, key, strict=True))
+            | {
+                "n": len(size),
+                "mean": size.mean(),
+                "median": size.median(),
+                "p90": size.quantile(0.9),
+                "max": size.max(),
+                "signed": group[column].mean(),
+            }
+        )
+    return pd.DataFrame(rows, columns=[*by, "n", "mean", "median", "p90", "max", "signed"])
