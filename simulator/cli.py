@@ -27,6 +27,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("timeline", "simulator.plot_commands", "Who waits for what: pipes of an SM, CTAs of the GPU, traces."),
     ("roofline", "simulator.plot_commands", "Hierarchical roofline of the algorithms on GPUs."),
     ("scale", "simulator.plot_commands", "Time and memory against sequence length."),
+    ("report", "simulator.report.command", "One interactive HTML page of a comparison."),
     ("model", "simulator.model_command", "Attention inside whole models: training, prefill, decode."),
     ("sweep", "simulator.sweep_command", "Simulate a design space of hardware and problems."),
     ("sensitivity", "simulator.sensitivity_command", "What 1 % more of each hardware parameter buys."),

@@ -17,10 +17,10 @@ def measured_points(path: Path, results: Iterable[Result]) -> list[Row]:
     level without a count gets no point. :class:`InputError` when no row measured one of the results.
     """
     from simulator.predict import parse_case
-    from simulator.predict_command import read_cases
+    from simulator.validation import read_measurements
 
     results = list(results)
-    frame = read_cases(path)
+    frame = read_measurements([path])
     if "measured_time_us" not in frame.columns:
         raise InputError(f"{path}:1: no column 'measured_time_us'; name a table of measurements")
     found = []

@@ -296,7 +296,7 @@ def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
         faces.append(strengths[turn % 2])
     ax.add_collection(
         PolyCollection(
-            polygons, facecolors=faces, edgecolors="none", rasterized=len(polygons) > 3000, gid=f"series-{algorithm}"
+            polygons, facecolors=faces, edgecolors="none", rasterized=len(polygons) > 1500, gid=f"series-{algorithm}"
         )
     )
     ax.set_ylim(rows[0]["num_sms"], 0)
