@@ -68,7 +68,7 @@ def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, lis
     p = problem
     copy = Tensor(f"{source.name}_expanded", p.batch * p.heads, source.rows, source.cols, p.dtype, "scratch", 64)
     k = strided_copy_kernel(copy.heads * copy.rows * copy.cols, p.dtype)
-    kernels = elementwise(f"expand_{source.name}", "strided_copy", ((source, "kv_head"),), copy, k)
+    kernels = elementwise(f"expand_{source.name}", "copy", ((source, "kv_head"),), copy, k)
     return copy, [
         replace(kernel, coords={**kernel.coords, "kv_head": kernel.coords["q_head"] // p.group}) for kernel in kernels
     ]
@@ -125,8 +125,7 @@ def add_mask(s: Tensor, mask: Tensor, out: Tensor, problem: AttentionProblem) ->
             ("right", 0 if p.causal else -1),
         )
 
-    op = "mask_add_vectorised" if k.vectorised else "mask_add"
-    return elementwise("mask_add", op, ((s, "q_head"), (mask, "")), out, k, params=params)
+    return elementwise("mask_add", "mask_add", ((s, "q_head"), (mask, "")), out, k, params=params)
 
 
 def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]) -> tuple[list[Kernel], int, Tensor]:

@@ -41,7 +41,7 @@ def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[
         *gemm("dp_gemm", "grad_scores", Product(t["dO"], t["V"], dp, p.head_dim_v, transpose_b=True), p, gpu),
         *elementwise(
             "dp_times_p",
-            "product",
+            "multiply",
             ((dp, "q_head"), (weights, "q_head")),
             dpp,
             contiguous_elementwise_kernel(dp.heads * dp.rows * dp.cols, p.dtype),

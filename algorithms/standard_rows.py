@@ -13,8 +13,9 @@ from itertools import pairwise
 import numpy as np
 
 from algorithms.common import ceil_div, fill, grid_indices
+from algorithms.instruction_counts import elementwise_mix, softmax_mix
 from algorithms.kernel_tables import ElementwiseKernel, RowKernel, ctas_per_sm
-from algorithms.standard_ops import TILE_OPS
+from algorithms.standard_ops import beyond
 from simulator.profile import Profile
 from simulator.program import (
     Await,
@@ -44,8 +45,6 @@ CTA_ELEMENTS = 8192
 
 #: Chunks of a row by pass, where a row is too long to be kept: maximum, sum, output.
 PASSES = ("n_max", "n_sum", "n_output")
-
-assert "divide" in TILE_OPS  # the operations used here exist once standard_ops is imported
 
 
 def row_coordinates(heads: int, rows: int, rows_per_cta: int) -> dict[str, np.ndarray]:
@@ -85,10 +84,6 @@ def _reduction(k: RowKernel) -> list:
     return [Barrier("reduce"), Exchange("reduce", k.threads // 8, k.threads // 8), Barrier("reduce")]
 
 
-def _access(k: RowKernel) -> str:
-    return "vector_access" if k.access_bytes == 16 else "scalar_access"
-
-
 def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, masked_share: float = 0.0) -> Kernel:
     """P = softmax(S) row by row. ``masked_share`` is the share of S that is -inf: those elements' divisions are slow.
 
@@ -97,74 +92,57 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
     rows, cols, dtype = k.rows_per_cta, s_in.cols, s_in.dtype
     head, row = var("q_head"), var("row0")
     m, m_old, total, one = (Buffer(name, rows) for name in ("m", "m_old", "l", "one"))
-    access = _access(k)
+    mix = softmax_mix(k.kind).at_masked_fraction(masked_share)
 
     def at(tensor: Tensor, col: Index | int, width: int) -> Tile:
         return tile(tensor, head, row, rows, col, width)
 
     def output(s: Buffer, col, width: int, exponential: bool) -> list:
         p = Buffer(f"P{width}", rows, width, dtype)
-        slow = int(width * masked_share)
         return [
-            *([Compute("expf", s, (s, m), rows, width)] if exponential else []),
-            *([Compute("slow_division", s, (s,), rows, slow)] if slow else []),
-            Compute("divide", p, (s, total), rows, width),
-            Compute(access, p, (p,), rows, width),
+            *([Compute("exp", s, (s, m), rows, width)] if exponential else []),
+            Compute("normalise", s, (s, total), rows, width),
+            Compute("convert", p, (s,), rows, width),
             Store(View(p), at(p_out, col, width)),
         ]
 
     start = [fill(m_old, float("-inf")), fill(total, 0.0), fill(one, 1.0)]
     if k.kind != "global":
-        s = Buffer("S", rows, cols)
-        # the two block reductions of a CTA's row; a warp keeps its exponentials, a CTA computes them twice
+        # the kernels of whole CTAs compute their exponentials twice, the warp kernel keeps them
         twice = k.block_reductions > 0
-        e = Buffer("E", rows, cols)
+        s, e = Buffer("S", rows, cols), Buffer("E", rows, cols)
         in_smem = [Exchange("row", rows * cols * 2, 2 * rows * cols * 2)] if k.kind == "smem" else []
+        maximum = [Compute("row_max", m, (s, m_old), rows, cols)]
+        sums = [Compute("exp", e, (s, m), rows, cols), Compute("row_sum", total, (e,), rows, cols)]
+        end = output(s, 0, cols, True) if twice else output(e, 0, cols, False)
+        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * cols, 3)
         ops = [
-            *start,
-            Load(at(s_in, 0, cols), s),
-            Compute(access, s, (s,), rows, cols),
-            *in_smem,
-            Compute("row_max", m, (s, m_old), rows, cols),
-            *_reduction(k),
-            Compute("expf", e, (s, m), rows, cols),
-            Compute("row_sum", total, (e,), rows, cols),
-            *_reduction(k),
-            *(output(s, 0, cols, True) if twice else output(e, 0, cols, False)),
-        ]
+            *start, Load(at(s_in, 0, cols), s), *in_smem, extra[0], *maximum, *_reduction(k), extra[1], *sums,
+            *_reduction(k), extra[2], *end,
+        ]  # fmt: skip
         return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, 0)
 
     # three passes over global memory in steps of one vector a thread; the last step of each may be short
     chunk = k.threads * max(1, k.access_bytes // 2)
     whole, rest = divmod(cols, chunk)
 
-    def sweep(trip: str, body: Callable[[Buffer, Index | int, int], list]) -> list:
-        parts = []
-        if whole:
-            s = Buffer("S_chunk", rows, chunk)
-            parts.append(Loop("c", var(trip), body(s, var("c") * chunk, chunk)))
-        if rest:
-            parts += body(Buffer("S_rest", rows, rest), whole * chunk, rest)
-        return parts
-
-    def read(s: Buffer, col, width: int) -> list:
-        return [Load(at(s_in, col, width), s), Compute(access, s, (s,), rows, width)]
-
-    def find_max(s: Buffer, col, width: int) -> list:
-        return [*read(s, col, width), Compute("row_max", m, (s, m), rows, width)]
-
-    def add_up(s: Buffer, col, width: int) -> list:
-        return [
-            *read(s, col, width),
-            Compute("expf", s, (s, m), rows, width),
-            Compute("accumulate_sum", total, (total, one, s), rows, width),
+    def passes(s: Buffer, col, width: int) -> list[list]:
+        """The body of each pass for columns ``col .. col + width``."""
+        bodies = [
+            [Compute("row_max", m, (s, m), rows, width)],
+            [Compute("exp", s, (s, m), rows, width), Compute("accumulate_sum", total, (total, one, s), rows, width)],
+            output(s, col, width, True),
         ]
+        extra = beyond("softmax", [op for body in bodies for op in body], mix, rows * width, 3)
+        return [[Load(at(s_in, col, width), s), extra[0], *body] for body in bodies]
 
-    def write(s: Buffer, col, width: int) -> list:
-        return [*read(s, col, width), *output(s, col, width, True)]
-
-    parts = [sweep(trip, body) for trip, body in zip(PASSES, (find_max, add_up, write), strict=True)]
-    ops = [*start, fill(m, float("-inf")), *parts[0], *_reduction(k), *parts[1], *_reduction(k), *parts[2]]
+    loops = passes(Buffer("S_chunk", rows, chunk), var("c") * chunk, chunk) if whole else []
+    rests = passes(Buffer("S_rest", rows, rest), whole * chunk, rest) if rest else []
+    ops = [*start, fill(m, float("-inf"))]
+    for index, trip in enumerate(PASSES):
+        ops += [Loop("c", var(trip), loops[index])] if whole else []
+        ops += rests[index] if rest else []
+        ops += _reduction(k) if index < 2 else []
     return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, whole)
 
 
@@ -172,29 +150,24 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
     """dS = dP*P - P * rowsum(dP*P), row by row; ``dpp`` holds the product dP*P."""
     rows, cols, dtype = k.rows_per_cta, p_in.cols, p_in.dtype
     head, row = var("q_head"), var("row0")
-    total, one = Buffer("total", rows), Buffer("one", rows)
-    access = _access(k)
+    total = Buffer("total", rows)
     read_twice = dict(k.global_reads).get("dP*P", 1) > 1
 
     def at(tensor: Tensor) -> Tile:
         return tile(tensor, head, row, rows, 0, cols)
 
     g, p, ds = Buffer("dPP", rows, cols), Buffer("P", rows, cols), Buffer("dS", rows, cols, dtype)
-    again = [Load(at(dpp), g), Compute(access, g, (g,), rows, cols)]
+    load = Load(at(dpp), g)
     in_smem = [Exchange("row", rows * cols * 2, rows * cols * 2)] if k.kind == "smem" else []
+    sums = [Compute("row_sum", total, (g,), rows, cols)]
+    end = [Compute("softmax_backward", g, (g, p, total), rows, cols), Compute("convert", ds, (g,), rows, cols)]
+    # the kernel that reads a row twice was not counted; it issues what the one that keeps it in SMEM does
+    mix = softmax_mix("smem" if k.kind == "global" else k.kind, backward=True)
+    extra = beyond("softmax_backward", [*sums, *end], mix, rows * cols, 2)
     ops = [
-        fill(one, 1.0),
-        *again,
-        *in_smem,
-        Compute("row_sum", total, (g,), rows, cols),
-        *_reduction(k),
-        *(again if read_twice else []),
-        Load(at(p_in), p),
-        Compute(access, p, (p,), rows, cols),
-        Compute("softmax_backward", ds, (g, p, total), rows, cols),
-        Compute(access, ds, (ds,), rows, cols),
-        Store(View(ds), at(ds_out)),
-    ]
+        load, *in_smem, extra[0], *sums, *_reduction(k), *([load] if read_twice else []), Load(at(p_in), p), extra[1],
+        *end, Store(View(ds), at(ds_out)),
+    ]  # fmt: skip
     return _row_kernel("softmax_backward", k, ops, p_in.heads, p_in.rows, gpu, dtype, 0)
 
 
@@ -221,11 +194,14 @@ def elementwise(
     sources = [tile(tensor, var(head) if head else 0, row, rows) for tensor, head in reads]
     # all operands of an element are in flight together: the last load waits for the earlier ones too
     loads = [Load(source, buffer, token="in") for source, buffer in zip(sources[:-1], buffers[:-1], strict=True)]
+    compute = Compute(op, result, tuple(buffers), rows, cols, params(row, Index()) if params else ())
+    mix = elementwise_mix("vectorised" if k.vectorised else "broadcast_add" if len(reads) > 1 else "strided_copy")
     body = [
         *loads,
         Load(sources[-1], buffers[-1]),
         *([Await("in")] if loads else []),
-        Compute(op, result, tuple(buffers), rows, cols, params(row, Index()) if params else ()),
+        *beyond(name, [compute], mix, rows * cols),
+        compute,
         Store(View(result), tile(out, var("q_head"), row, rows)),
     ]
     coords = row_coordinates(heads, out.rows, rows)
