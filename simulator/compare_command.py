@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,8 @@ from simulator.problem import AttentionProblem
 if TYPE_CHECKING:
     from simulator.comparison import Comparison
 
+#: Runs from which more than one process is worth its start.
+MANY_RUNS = 8
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -41,6 +44,9 @@ def compare(
     hypothetical: Annotated[
         bool, typer.Option("--hypothetical", help="Also simulate what a GPU lacks the capability for.")
     ] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes (default: one a core for many runs).")
+    ] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write a row a result.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything.")] = None,
     plot_file: Annotated[
@@ -64,7 +70,10 @@ def compare(
     check_files(csv_file, json_file, plot_file, beside)
     profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
     algorithms = comma_list(algorithm, "--algorithm") if algorithm is not None else all_algorithms()
-    comparison = simulate_all(problem, profiles, algorithms, conditions, hypothetical=hypothetical)
+    if jobs is None:
+        # starting a worker costs about as long as two or three runs
+        jobs = os.cpu_count() or 1 if len(profiles) * len(algorithms) >= MANY_RUNS else 1
+    comparison = simulate_all(problem, profiles, algorithms, conditions, hypothetical=hypothetical, jobs=jobs)
     print_comparison(Console(), comparison)
     write_files(comparison, csv_file, json_file, plot_file)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from algorithms import MODULES, algorithm_module, default_implementation
 from simulator.errors import InputError
@@ -118,7 +118,6 @@ class Comparison:
     problem: AttentionProblem
     entries: tuple[Entry, ...]
     decode_problem: AttentionProblem | None = None
-    baselines: tuple[Entry, ...] = field(default=(), repr=False)
 
     def by_gpu(self) -> list[tuple[Profile, list[Entry]]]:
         """The entries of each GPU."""
@@ -161,8 +160,9 @@ def compare(
     conditions: RunOptions | None = None,
     *,
     hypothetical: bool = False,
+    jobs: int = 1,
 ) -> Comparison:
-    """Simulate ``algorithms`` (``name`` or ``name:implementation``) on every profile.
+    """Simulate ``algorithms`` (``name`` or ``name:implementation``) on every profile, in ``jobs`` processes.
 
     ``flash_decoding`` runs its decode problem (:func:`decode_problem`), everything else ``problem``; speed-ups are
     over ``standard`` on the same problem. What cannot run is an entry with its error. Raises :class:`InputError` for
@@ -171,27 +171,44 @@ def compare(
     conditions = conditions or RunOptions()
     wanted = [parse_algorithm(name) for name in algorithms]
     decode = decode_problem(problem)
-    entries: list[Entry] = []
-    baselines: dict[tuple[str, AttentionProblem], Entry] = {}
+    runs, order = {}, []
     for profile in profiles:
         for algorithm, implementation in wanted:
             asked = decode if algorithm == "flash_decoding" else problem
-            key = (profile.name, asked)
-            if key not in baselines:
-                baselines[key] = _entry(BASELINE, None, profile, asked, conditions, hypothetical)
-            base = baselines[key]
-            plain = algorithm == BASELINE and implementation in (None, base.implementation)
-            entry = base if plain else _entry(algorithm, implementation, profile, asked, conditions, hypothetical)
-            entries.append(_with_speedup(entry, base, decode=asked != problem))
+            implementation = implementation or default_implementation(algorithm, profile)
+            keys = [(BASELINE, default_implementation(BASELINE, profile)), (algorithm, implementation)]
+            keys = [(profile.name, *key, asked) for key in keys]
+            for key in keys:
+                runs.setdefault(key, (key[1], key[2], profile, asked, conditions, hypothetical))
+            order.append(keys)
+    done = dict(zip(runs, _all_entries(list(runs.values()), jobs), strict=True))
+    entries = [_against(done[own], done[base]) for base, own in order]
+    entries = [replace(entry, decode=entry.problem != problem) for entry in entries]
     if not any(entry.result for entry in entries) and not all(entry.lacking for entry in entries):
         raise InputError(next(entry.error for entry in entries if not entry.lacking))
-    used_decode = decode if decode != problem and any(entry.decode for entry in entries) else None
-    return Comparison(problem, tuple(entries), used_decode, tuple(baselines.values()))
+    used_decode = decode if any(entry.decode for entry in entries) else None
+    return Comparison(problem, tuple(entries), used_decode)
+
+
+def _against(entry: Entry, base: Entry) -> Entry:
+    both = entry.result is not None and base.result is not None
+    return replace(entry, speedup=base.result.time_us / entry.result.time_us if both else None)
+
+
+def _all_entries(runs: list[tuple], jobs: int) -> list[Entry]:
+    if jobs <= 1 or len(runs) < 2:
+        return [_entry(*run) for run in runs]
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # spawned workers: a fork would copy the locks of NumPy's and Numba's threads in whatever state they are
+    with ProcessPoolExecutor(min(jobs, len(runs)), multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(_entry, *zip(*runs, strict=True)))
 
 
 def _entry(
     algorithm: str,
-    implementation: str | None,
+    implementation: str,
     profile: Profile,
     problem: AttentionProblem,
     conditions: RunOptions,
@@ -199,8 +216,7 @@ def _entry(
 ) -> Entry:
     from simulator import simulate
 
-    chosen = implementation or default_implementation(algorithm, profile)
-    lacking = missing_capabilities(algorithm, chosen, profile)
+    lacking = missing_capabilities(algorithm, implementation, profile)
     try:
         result = simulate(
             algorithm,
@@ -211,7 +227,7 @@ def _entry(
             **conditions.arguments(),
         )
     except InputError as error:
-        return Entry(algorithm, chosen, profile, problem, error=str(error), lacking=lacking)
+        return Entry(algorithm, implementation, profile, problem, error=str(error), lacking=lacking)
     return Entry(algorithm, result.implementation, profile, problem, result)
 
 
@@ -219,8 +235,3 @@ def missing_capabilities(algorithm: str, implementation: str, profile: Profile) 
     """Capabilities that the kernels of ``implementation`` need and ``profile`` lacks, sorted."""
     needs = algorithm_module(algorithm).IMPLEMENTATIONS[implementation].requires
     return tuple(sorted(needs - profile.capabilities))
-
-
-def _with_speedup(entry: Entry, base: Entry, decode: bool) -> Entry:
-    speedup = base.result.time_us / entry.result.time_us if entry.result and base.result else None
-    return replace(entry, speedup=speedup, decode=decode)

@@ -47,7 +47,7 @@ def stub(monkeypatch):
 
 
 def test_the_defaults_are_the_papers_problem_on_three_gpus(stub, capsys):
-    assert main(["compare"]) == 0
+    assert main(["compare", "--jobs", "1"]) == 0
     assert {call[2] for call in stub} == {"a100_sxm4_80gb", "h100_sxm", "b200"}
     assert {call[0] for call in stub} == set(all_algorithms())
     assert {call[1] for call in stub} == {PROBLEM, PROBLEM.with_(seqlen_q=1)}
@@ -147,7 +147,7 @@ def test_percent_is_of_the_path_that_does_the_matrix_work(stub):
 def test_files_say_what_the_table_says(stub, tmp_path, capsys):
     table, data, picture = tmp_path / "rows.csv", tmp_path / "all.json", tmp_path / "bars.png"
     files = ["--csv", str(table), "--json", str(data), "--plot", str(picture)]
-    assert main(["compare", "--gpu", "a100_sxm4_80gb,h100_sxm", *files]) == 0
+    assert main(["compare", "--gpu", "a100_sxm4_80gb,h100_sxm", "--jobs", "1", *files]) == 0
     rows = list(csv.DictReader(table.open(newline="")))
     objects = json.loads(data.read_text())
     assert [(row["gpu"], row["algorithm"]) for row in rows] == [(o["gpu"], o["algorithm"]) for o in objects]
@@ -188,7 +188,7 @@ def test_options_reach_the_simulation(stub):
         batch=3, heads=8, kv_heads=2, seqlen_q=100, seqlen_k=300, head_dim=64, dtype="fp16"
     )
     assert name == "h100_sxm[l2_bytes=64MiB]"
-    assert given == {"implementation": None, "l2_state": "warm", "timing": "eager", "clock_mhz": 1500.0}
+    assert given == {"implementation": "torch_flash", "l2_state": "warm", "timing": "eager", "clock_mhz": 1500.0}
 
 
 def test_a_kernel_can_be_picked(stub):
@@ -237,6 +237,16 @@ def test_the_problem_text_names_what_is_not_plain():
         assert part in text
     assert "splits" not in text
     assert "dropout" in problem_text(dataclasses.replace(problem, dropout=0.1))
+
+
+@pytest.mark.slow
+def test_processes_give_the_same_as_one():
+    """Real runs, spread over two processes."""
+    profiles = [load_profile("h100_sxm"), load_profile("b200")]
+    problem = AttentionProblem(heads=8, seqlen_q=512, causal=True)
+    one, two = (compare(problem, profiles, ["fa2", "fa3"], jobs=jobs) for jobs in (1, 2))
+    assert [entry.row() for entry in one.entries] == [entry.row() for entry in two.entries]
+    assert [entry.lacking for entry in two.entries] == [(), (), (), ("wgmma",)]
 
 
 @pytest.mark.slow
