@@ -17,7 +17,7 @@ from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel
 from simulator.result import Result
-from simulator.simulate import Conditions, new_cache, run_program
+from simulator.simulate import Conditions, chosen_program, new_cache, run_program
 from simulator.sm import TICKS_PER_CYCLE, run_sm, to_ticks
 from simulator.sm_costs import SmSpec, compile_kernel
 
@@ -98,6 +98,7 @@ def observe(
     timing: str = "kernel",
     clock_mhz: float | None = None,
     hypothetical: bool = False,
+    tiles: str | None = None,
     kernel: str | None = None,
     iterations: int = 24,
 ) -> Observation:
@@ -107,13 +108,11 @@ def observe(
     ``iterations`` the most loop iterations of a CTA that are followed there. Raises :class:`InputError` for bad
     input and for launches too large to record.
     """
-    from algorithms import build_program
-
-    program = build_program(algorithm, problem, profile, implementation, hypothetical)
-    for launch in program.kernels:
-        _check_size(launch)
     conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
     physics = Physics.from_calibration(profile.calibration_parameters)
+    program, _ = chosen_program(algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics)
+    for launch in program.kernels:
+        _check_size(launch)
     result = run_program(program, profile, conditions, physics)
     chosen = _chosen(result, kernel)
     l2 = new_cache(program, profile, physics)

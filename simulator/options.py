@@ -57,6 +57,13 @@ CONDITION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "l2_state": _option(str, "cold", "--l2-state", "cold or warm: L2 before the run.", _CONDITIONS),
     "timing": _option(str, "kernel", "--timing", "kernel, graph or eager: launch cost included.", _CONDITIONS),
     "clock_mhz": _option(float | None, None, "--clock-mhz", "SM clock (default: modelled).", _CONDITIONS),
+    "tiles": _option(
+        str | None,
+        None,
+        "--tiles",
+        "Tiles of FA2 and FA3: kernel (shipped), auto (searched), or rows x keys x stages x warpgroups: 128x64x2x2.",
+        _CONDITIONS,
+    ),
     "overrides": _option(
         list[str] | None,
         None,
@@ -76,6 +83,7 @@ class RunOptions:
     timing: str = "kernel"
     clock_mhz: float | None = None
     overrides: tuple[str, ...] = ()
+    tiles: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("l2_state", L2_STATES), ("timing", TIMINGS)):
@@ -83,6 +91,10 @@ class RunOptions:
                 raise InputError(f"{name}: {getattr(self, name)!r} is unknown; use {', '.join(known)}")
         if self.clock_mhz is not None and not 1 <= self.clock_mhz < 10_000:
             raise InputError(f"clock_mhz: {self.clock_mhz:g} is not a clock in MHz; write for example 1830")
+        if self.tiles is not None:
+            from simulator.tile_choice import check_tiles
+
+            object.__setattr__(self, "tiles", check_tiles(self.tiles))
 
     def profile(self, gpu: str) -> Profile:
         """The profile ``gpu`` (a name or a file) with the ``--set`` changes."""
@@ -97,7 +109,8 @@ class RunOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of ``simulate``."""
-        return {"l2_state": self.l2_state, "timing": self.timing, "clock_mhz": self.clock_mhz}
+        tiles = {"tiles": self.tiles} if self.tiles is not None else {}
+        return {"l2_state": self.l2_state, "timing": self.timing, "clock_mhz": self.clock_mhz, **tiles}
 
 
 def takes_problem(**defaults: Any) -> Callable[[Callable], Callable]:
@@ -113,7 +126,7 @@ def takes_problem(**defaults: Any) -> Callable[[Callable], Callable]:
         def with_options(**given: Any) -> Any:
             taken = {name: given.pop(name) for name in shared}
             conditions = RunOptions(
-                taken["l2_state"], taken["timing"], taken["clock_mhz"], tuple(taken["overrides"] or ())
+                taken["l2_state"], taken["timing"], taken["clock_mhz"], tuple(taken["overrides"] or ()), taken["tiles"]
             )
             problem = problem_of({name: taken[name] for name in PROBLEM_OPTIONS})
             return command(problem=problem, conditions=conditions, **given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.clock import Activity, loaded_clock_hz
 from simulator.device import EVENT_BUDGET, KernelRun, occupancy, run_kernel, wide_block_rows
@@ -61,19 +61,37 @@ def simulate(
     Raises :class:`~simulator.errors.InputError` for bad input and
     :class:`~simulator.errors.UnsupportedError` for what the model does not cover.
     """
+    conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
+    program, lines = chosen_program(
+        algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics, event_budget
+    )
+    result = run_program(program, profile, conditions, physics, event_budget)
+    return replace(result, warnings=(*result.warnings, *lines)) if lines else result
+
+
+def chosen_program(
+    algorithm: str,
+    problem: AttentionProblem,
+    profile: Profile,
+    implementation: str | None,
+    hypothetical: bool,
+    tiles: str | None,
+    conditions: Conditions,
+    physics: Physics | None = None,
+    event_budget: int | None = None,
+) -> tuple[Program, tuple[str, ...]]:
+    """The program that :func:`simulate` runs with these arguments, and what there is to say about its tiles."""
     from algorithms import build_program
 
-    conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
     if tiles is None:
-        program = build_program(algorithm, problem, profile, implementation, hypothetical)
-    else:
-        from simulator.tile_choice import program_with_tiles
+        return build_program(algorithm, problem, profile, implementation, hypothetical), ()
+    from simulator.tile_choice import program_with_tiles
 
-        def time_us(tried: Program, events: int | None) -> float:
-            return run_program(tried, profile, conditions, physics, events or event_budget).time_us
+    def time_us(tried: Program, events: int | None) -> float:
+        return run_program(tried, profile, conditions, physics, events or event_budget).time_us
 
-        program = program_with_tiles(tiles, algorithm, problem, profile, implementation, hypothetical, time_us)
-    return run_program(program, profile, conditions, physics, event_budget)
+    program, line = program_with_tiles(tiles, algorithm, problem, profile, implementation, hypothetical, time_us)
+    return program, (line,)
 
 
 def run_program(

@@ -58,14 +58,20 @@ def program_with_tiles(
     implementation: str | None,
     hypothetical: bool,
     run: Callable[[Program, int | None], float],
-) -> Program:
-    """The program with the given tile, or with the fastest legal one (``auto``); a note says which and why."""
+) -> tuple[Program, str]:
+    """The program with the given tile, or with the fastest legal one (``auto``), and a line that says which and why.
+
+    ``auto`` leaves kernels whose tiles are fixed as they are.
+    """
+    from algorithms import algorithm_module
     from algorithms.tile_search import TileChoice
 
     call = _Call(algorithm, problem, profile, implementation, hypothetical, run)
     if tiles != "auto":
         choice = TileChoice.parse(tiles)
-        return _noted(call.program(choice), f"tiles: {choice} as asked (rows x keys x stages x warpgroups)")
+        return call.program(choice), f"tiles: {choice} as asked (rows x keys x stages x warpgroups)"
+    if problem.pass_ != "fwd" or not hasattr(algorithm_module(algorithm), "forward_tile"):
+        return call.program(), f"tiles: those of {algorithm}'s {problem.pass_} kernels are fixed; nothing to choose"
     return _fastest(call)
 
 
@@ -84,7 +90,7 @@ def legal_tiles(algorithm: str, problem: AttentionProblem, profile: Profile) -> 
     return found
 
 
-def _fastest(call: _Call) -> Program:
+def _fastest(call: _Call) -> tuple[Program, str]:
     legal = legal_tiles(call.algorithm, call.problem, call.profile)
     own, why_not = _shipped(call)
     if own is not None and _tile_of(own) in legal:
@@ -97,16 +103,13 @@ def _fastest(call: _Call) -> Program:
     best_time, best, program = min(timed, key=lambda t: t[:2]) if timed else (float("inf"), None, None)
     searched = f"{len(ranked)} of {len(legal)} other legal tiles simulated"
     if own is None:
-        return _noted(program, f"tiles: auto chose {best}; the shipped kernel does not fit ({why_not}); {searched}")
+        return program, f"tiles: auto chose {best}; the shipped kernel does not fit ({why_not}); {searched}"
     own_time, own_tile = call.run(own, None), _tile_of(own)
     if best_time >= own_time * (1.0 - LEAST_GAIN):
-        return _noted(own, f"tiles: auto keeps the shipped kernel's {own_tile}; {searched}")
+        return own, f"tiles: auto keeps the shipped kernel's {own_tile}; {searched}"
     gain = 100 * (1 - best_time / own_time)
-    return _noted(
-        program,
-        f"tiles: auto chose {best} (rows x keys x stages x warpgroups), {gain:.1f} % less time than the shipped "
-        f"kernel's {own_tile}; {searched}",
-    )
+    said = f"{gain:.1f} % less time than the shipped kernel's {own_tile}"
+    return program, f"tiles: auto chose {best} (rows x keys x stages x warpgroups), {said}; {searched}"
 
 
 def _shipped(call: _Call) -> tuple[Program | None, str]:
@@ -146,7 +149,3 @@ def _tile_of(program: Program):
     from algorithms.tile_search import TileChoice
 
     return TileChoice(*program.attributes["tile"], program.attributes["stages"], program.attributes["warpgroups"])
-
-
-def _noted(program: Program, line: str) -> Program:
-    return replace(program, notes=(*program.notes, line))
