@@ -24,8 +24,11 @@ from algorithms.common import (
     mask_op,
     row_vectors,
 )
+from algorithms.counted import spread_over_matmuls
+from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import ctas_per_sm, fa1_forward_tile, fa1_num_splits, fa1_paper_blocks
 from algorithms.standard import expand_heads
+from algorithms.standard_ops import beyond
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -73,6 +76,17 @@ IMPLEMENTATIONS = {
 DEFAULT = "flash_attn_1"
 
 
+#: Counted instructions per score element of the measured kernel by (head dim, causal): rows fa1_length_* of
+#: hardware_profiles/measurements/h200_sxm/mix_launches.csv over their row steps.
+_COUNTED_ON = "ncu, one H200, Triton 3.6, 2026-11-29"
+MEASURED_MIX = {
+    (64, False): InstructionMix(18.40, 5.51, 4.80, 1.12, 3.28, 2.0, source=_COUNTED_ON),
+    (64, True): InstructionMix(20.24, 5.56, 6.68, 1.12, 3.24, 2.0, source=_COUNTED_ON),
+    (128, False): InstructionMix(33.65, 11.56, 8.11, 1.25, 7.03, 4.0, source=_COUNTED_ON),
+    (128, True): InstructionMix(35.67, 11.67, 10.20, 1.25, 6.98, 4.0, source=_COUNTED_ON),
+}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One FA1 kernel: ``rows`` (Br) query rows against ``keys`` (Bc) keys.
@@ -90,6 +104,7 @@ class Schedule:
     smem_bytes: int
     registers_per_thread: int
     ctas_per_sm: int
+    mix: InstructionMix | None = None
 
 
 def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -> Schedule:
@@ -128,7 +143,8 @@ def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -
         raise UnsupportedError(f"{implementation}: {shape[6]} bytes of SMEM a CTA do not fit {gpu.name}")
     # no more slots than CTAs, so that an SM's CTAs are those that the launch has
     launched = problem.batch * problem.heads * shape[4]
-    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)))
+    mix = MEASURED_MIX.get((shape[2], problem.causal)) if implementation == "flash_attn_1_paper" else None
+    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix)
 
 
 def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, np.ndarray]:
@@ -200,8 +216,9 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     q_pipe = Pipe("q", br, d, dtype, 2)
     lse_pipe = Pipe("lse_in", br, 1, "fp32", 2)
     k_smem, v_smem = Buffer("k_smem", bc, d, dtype, "smem"), Buffer("v_smem", bc, d, dtype, "smem")
-    k, v = Buffer("K", bc, d, dtype), Buffer("V", bc, d, dtype)
-    scores, p = Buffer("S", br, bc), Buffer("P", br, bc, dtype)
+    # the package holds a key block in registers while the rows go by, the others read it from SMEM for every row block
+    k, v = (Buffer("K", bc, d, dtype), Buffer("V", bc, d, dtype)) if s.packaged else (k_smem, v_smem)
+    scores, p = Buffer("S", br, bc), Buffer("P", br, bc, dtype, "reg" if s.packaged else "smem")
     o, o_old, out = Buffer("O", br, d), Buffer("O_old", br, d), Buffer("O_out", br, d, t["O"].dtype)
     m, m_old, total, l_old, alpha, lse = row_vectors(br, "m", "m_old", "l", "l_old", "alpha", "lse")
     statistics_bytes = br * s.warps * 4
@@ -288,7 +305,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             Compute("add", total, (total, l_old), br, 1),
             Compute("convert", p, (scores,), br, bc),
             # P goes from the warps that made its columns to those that need its rows
-            Exchange("P", br * bc * 2, br * bc * 2 * s.warps),
+            Exchange("P", br * bc * 2, 0),
             Barrier("P"),
             Matmul(o, p, v, split="cols"),
             *([Compute("rescale", o_old, (o_old, l_old), br, d)] if not first else []),
@@ -312,6 +329,9 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             *step,
             *store,
         ]
+        if s.mix is not None:
+            (extra,) = beyond("counted", body, s.mix, br * bc)
+            body = spread_over_matmuls(body, extra.work, 0.0)
         return Loop("i", var(kind), body)
 
     kv_tile = (key_row, bc, 0, d)
@@ -320,10 +340,15 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         Load(tile(t["V"], var("kv_head"), *kv_tile), v_smem),
         Await("kv"),
         Barrier("kv"),
-        # both stay in registers while the rows go by
-        Exchange("kv", 0, 2 * bc * d * 2),
-        Compute("copy", k, (k_smem,), bc, d),
-        Compute("copy", v, (v_smem,), bc, d),
+        *(
+            [
+                Exchange("kv", 0, 2 * bc * d * 2),
+                Compute("copy", k, (k_smem,), bc, d),
+                Compute("copy", v, (v_smem,), bc, d),
+            ]
+            if s.packaged
+            else []
+        ),
         *(walk(kind) for kind in kinds),
         # the next key block reads what these rows have stored
         Barrier("tile", 2),

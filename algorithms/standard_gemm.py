@@ -16,6 +16,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -92,6 +93,9 @@ def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a
         acc, a, b, p.transpose_b, p.transpose_a, accumulate=True, token="C" if asynchronous else None, split=split
     )
     scale = [Compute("scale", acc, (acc,), rows, cols, (("factor", float(p.scale)),))] if p.scale != 1.0 else []
+    # rows that no 16-byte access fits are loaded element by element: a load, its store to SMEM, predicate, address
+    elements = g.tile_k * (g.tile_rows + g.tile_columns) // sets if g.name.endswith("align1") else 0
+    gather = [Instructions("element_loads", (("alu", 2.0 * elements), ("issue", 2.0 * elements)))] if elements else []
     size = rows * cols * 2
     return (
         fill(acc, 0.0),
@@ -102,6 +106,7 @@ def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a
                 Consume(a_pipe),
                 Consume(b_pipe),
                 *([] if asynchronous else [Barrier("slice", sets)]),
+                *gather,
                 product,
                 *([Await("C")] if asynchronous else []),
                 Release(a_pipe),

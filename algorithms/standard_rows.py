@@ -15,6 +15,7 @@ import numpy as np
 from algorithms.common import ceil_div, fill, grid_indices
 from algorithms.instruction_counts import elementwise_mix, softmax_mix
 from algorithms.kernel_tables import ElementwiseKernel, RowKernel, ctas_per_sm
+from algorithms.kernels_common import power_of_two_at_least
 from algorithms.standard_ops import beyond
 from simulator.profile import Profile
 from simulator.program import (
@@ -84,6 +85,11 @@ def _reduction(k: RowKernel) -> list:
     return [Barrier("reduce"), Exchange("reduce", k.threads // 8, k.threads // 8), Barrier("reduce")]
 
 
+def _padded(k: RowKernel, cols: int) -> int:
+    """Elements of a row that the kernel issues instructions for: a warp's registers hold a power of two."""
+    return power_of_two_at_least(cols) if k.kind == "warp" else cols
+
+
 def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, masked_share: float = 0.0) -> Kernel:
     """P = softmax(S) row by row. ``masked_share`` is the share of S that is -inf: those elements' divisions are slow.
 
@@ -115,7 +121,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
         maximum = [Compute("row_max", m, (s, m_old), rows, cols)]
         sums = [Compute("exp", e, (s, m), rows, cols), Compute("row_sum", total, (e,), rows, cols)]
         end = output(s, 0, cols, True) if twice else output(e, 0, cols, False)
-        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * cols, 3)
+        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * _padded(k, cols), 3)
         ops = [
             *start, Load(at(s_in, 0, cols), s), *in_smem, extra[0], *maximum, *_reduction(k), extra[1], *sums,
             *_reduction(k), extra[2], *end,
@@ -158,14 +164,16 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
 
     g, p, ds = Buffer("dPP", rows, cols), Buffer("P", rows, cols), Buffer("dS", rows, cols, dtype)
     load = Load(at(dpp), g)
+    # P is needed last; the CTAs that share an SM hide its latency, so it is asked for first
+    ask = Load(at(p_in), p, token="P")
     in_smem = [Exchange("row", rows * cols * 2, rows * cols * 2)] if k.kind == "smem" else []
     sums = [Compute("row_sum", total, (g,), rows, cols)]
     end = [Compute("softmax_backward", g, (g, p, total), rows, cols), Compute("convert", ds, (g,), rows, cols)]
     # the kernel that reads a row twice was not counted; it issues what the one that keeps it in SMEM does
     mix = softmax_mix("smem" if k.kind == "global" else k.kind, backward=True)
-    extra = beyond("softmax_backward", [*sums, *end], mix, rows * cols, 2)
+    extra = beyond("softmax_backward", [*sums, *end], mix, rows * _padded(k, cols), 2)
     ops = [
-        load, *in_smem, extra[0], *sums, *_reduction(k), *([load] if read_twice else []), Load(at(p_in), p), extra[1],
+        ask, load, *in_smem, extra[0], *sums, *_reduction(k), *([load] if read_twice else []), Await("P"), extra[1],
         *end, Store(View(ds), at(ds_out)),
     ]  # fmt: skip
     return _row_kernel("softmax_backward", k, ops, p_in.heads, p_in.rows, gpu, dtype, 0)
