@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simulator.errors import InputError
 from simulator.physics import Physics
 from simulator.predict import Case, parse_case
 from simulator.profile import Profile
@@ -27,7 +28,8 @@ UNIDENTIFIED_SHARE = 0.5
 class Stage:
     """Parameters fitted together, the rows that identify them and what is compared.
 
-    ``target`` is ``time`` (microseconds), ``cycles`` (at the counted clock) or ``hbm_read`` (bytes).
+    ``target`` is ``time`` (µs, at the modelled clock), ``time_at_clock`` (µs, at the counted clock), ``clock`` (MHz)
+    or ``hbm_read`` (bytes).
     """
 
     name: str
@@ -74,18 +76,27 @@ def _number(row: Mapping[str, str], name: str) -> float:
     return float(text) if text not in ("", None) else math.nan
 
 
-def _usable(rows: Iterable[Mapping[str, str]], stage: Stage, gpu: str) -> list[_Row]:
+_TARGETS = {
+    "time": "measured_time_us",
+    "time_at_clock": "measured_time_us",
+    "clock": "measured_sm_clock_mhz",
+    "hbm_read": "measured_hbm_read_bytes",
+}
+
+
+def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, gpu: str) -> list[_Row]:
+    """The rows that ``stage`` selects, has a target for and can simulate; thinned evenly to ``most_rows``."""
     found = []
     for row in rows:
-        if not stage.rows(row):
+        target = _number(row, _TARGETS[stage.target])
+        clock = _number(row, "measured_sm_clock_mhz")
+        if not stage.rows(row) or not target > 0 or (stage.target == "time_at_clock" and not clock > 0):
             continue
-        clock = _number(row, "measured_sm_clock_mhz") if stage.target == "cycles" else math.nan
-        name = {"time": "measured_time_us", "cycles": "measured_cycles", "hbm_read": "measured_hbm_read_bytes"}
-        target = _number(row, name[stage.target])
-        if not target > 0 or (stage.target == "cycles" and not clock > 0):
+        try:
+            case = parse_case(dict(row), gpu)
+        except InputError:
             continue
-        case = parse_case(dict(row), gpu)
-        found.append(_Row(case, target, clock if clock > 0 else None))
+        found.append(_Row(case, target, clock if stage.target == "time_at_clock" else None))
     if len(found) > stage.most_rows:
         keep = np.linspace(0, len(found) - 1, stage.most_rows).round().astype(int)
         found = [found[i] for i in keep]
@@ -107,11 +118,11 @@ def predicted(row: _Row, profile: Profile, physics: Physics, target: str) -> flo
         clock_mhz=row.clock_mhz or case.conditions.clock_mhz,
         physics=physics,
     )
-    if target == "time":
-        return result.time_us
-    if target == "cycles":
-        return sum(k.cycles for k in result.kernels)
-    return float(result.hbm_read_bytes)
+    if target == "clock":
+        return result.sm_clock_mhz
+    if target == "hbm_read":
+        return float(result.hbm_read_bytes)
+    return result.time_us
 
 
 def fit_stage(
@@ -172,7 +183,7 @@ def calibrate(
     fitted: list[Fitted] = []
     results: list[StageResult] = []
     for stage in stages:
-        chosen = _usable(rows, stage, profile.name)
+        chosen = usable_rows(rows, stage, profile.name)
         if len(chosen) < len(stage.parameters) + 2:
             report(f"{stage.name}: only {len(chosen)} rows, {len(stage.parameters)} parameters left at their values")
             continue

@@ -20,7 +20,11 @@ SHORT_US = 20.0
 
 
 def read_measurements(paths: Sequence[str | Path]):
-    """One DataFrame of all CSV files (``#`` lines are comments), every cell as text, with a ``file`` column."""
+    """One DataFrame of all CSV files (``#`` lines are comments), every cell as text, with a ``file`` column.
+
+    Rows of one ``case_id`` in several files (times in one, counters in another) become one row; where both have a
+    value, the file named first wins.
+    """
     import pandas as pd
 
     frames = []
@@ -33,7 +37,11 @@ def read_measurements(paths: Sequence[str | Path]):
             raise InputError(f"{path}: not a table of comma-separated values ({error})") from None
         frame["file"] = Path(path).name
         frames.append(frame)
-    return pd.concat(frames, ignore_index=True).fillna("")
+    rows = pd.concat(frames, ignore_index=True).fillna("")
+    if len(frames) == 1 or "case_id" not in rows or (rows["case_id"] == "").any():
+        return rows
+    merged = rows.replace("", pd.NA).groupby("case_id", sort=False, as_index=False).first()
+    return merged[rows.columns].fillna("")
 
 
 def regime(row) -> str:
@@ -44,12 +52,12 @@ def regime(row) -> str:
     seqlen_q, seqlen_k = int(float(row["seqlen_q"])), int(float(row.get("seqlen_k") or row["seqlen_q"]))
     if seqlen_q <= 16 and seqlen_k > seqlen_q:
         return "decode"
-    measured = float(row["measured_time_us"])
+    measured = float(row.get("measured_time_us") or "nan")
     if measured < SHORT_US:
         return "prefill <20us"
     if measured < 200:
         return "prefill 20-200us"
-    return "prefill 0.2-5ms" if measured < 5000 else "prefill >5ms"
+    return "prefill 0.2-5ms" if measured < 5000 else "prefill >5ms" if measured >= 5000 else "prefill"
 
 
 def compare_with(measured, gpu: str | None, jobs: int = 1, on_row=None) -> pandas.DataFrame:
@@ -60,12 +68,16 @@ def compare_with(measured, gpu: str | None, jobs: int = 1, on_row=None) -> panda
     """
     import pandas as pd
 
-    usable = measured[pd.to_numeric(measured["measured_time_us"], errors="coerce") > 0].reset_index(drop=True)
+    targets = [c for c in ("measured_time_us", "measured_hbm_read_bytes") if c in measured]
+    if not targets:
+        raise InputError("column 'measured_time_us': missing; nothing to compare with")
+    some = pd.concat([pd.to_numeric(measured[c], errors="coerce") > 0 for c in targets], axis=1).any(axis=1)
+    usable = measured[some].reset_index(drop=True)
     inputs = usable[[c for c in usable.columns if c not in _OUTPUTS]]
     out = predict_frame(inputs, gpu, jobs=jobs, on_row=on_row)
 
     def number(name: str):
-        return pd.to_numeric(out[name], errors="coerce")
+        return pd.to_numeric(out[name], errors="coerce") if name in out else pd.Series(math.nan, out.index)
 
     out["regime"] = [regime(row) for _, row in usable.iterrows()]
     out["error_time"] = number("time_us") / number("measured_time_us") - 1

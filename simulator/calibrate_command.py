@@ -1,0 +1,128 @@
+"""``iosim calibrate``: fit a profile's physical parameters to measurements and write them into its YAML file."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simulator.errors import InputError
+
+
+def read_split(path: Path) -> dict[str, str]:
+    """``family -> calibrate|judge`` from a CSV with the columns ``family`` and ``side``."""
+    import csv
+
+    from simulator.measure.cases import data_lines
+
+    sides: dict[str, str] = {}
+    for row in csv.DictReader(data_lines(path)):
+        if row.get("side") not in ("calibrate", "judge") or not row.get("family"):
+            raise InputError(f"{path}: family {row.get('family')!r}: side must be calibrate or judge")
+        sides[row["family"]] = row["side"]
+    return sides
+
+
+def on_side(frame, split: dict[str, str], side: str):
+    """The rows of ``frame`` whose family lies on ``side``; a family that the split does not name is an error."""
+    unknown = sorted(set(frame["family"]) - set(split))
+    if unknown:
+        raise InputError(f"family {unknown[0]!r} is not in the split file; add it as calibrate or judge")
+    return frame[frame["family"].map(split) == side].reset_index(drop=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``calibrate`` to ``app``."""
+
+    @app.command()
+    def calibrate(
+        gpu: Annotated[str, typer.Option(help="profile whose parameters are fitted: a name or a YAML file")],
+        data: Annotated[list[Path], typer.Option(help="measured CSV (columns of predict and measured_*); repeatable")],
+        split: Annotated[Path | None, typer.Option(help="CSV family,side: only 'calibrate' families are used")] = None,
+        stage: Annotated[list[str] | None, typer.Option(help="only these stages; repeatable")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="print the fit, write nothing")] = False,
+    ) -> None:
+        """Fit the few physical parameters that a datasheet does not give, small parts first."""
+        from rich.console import Console
+
+        from simulator.calibration import calibrate as run
+        from simulator.calibration import data_hash
+        from simulator.calibration_stages import STAGES
+        from simulator.physics import Physics
+        from simulator.profile import load_profile, write_calibration
+        from simulator.validation import read_measurements
+
+        profile = load_profile(gpu)
+        frame = read_measurements(data)
+        if split is not None:
+            frame = on_side(frame, read_split(split), "calibrate")
+        names = [s.name for s in STAGES]
+        for wanted in stage or ():
+            if wanted not in names:
+                raise InputError(f"--stage: {wanted!r} is unknown; stages are {', '.join(names)}")
+        stages = [s for s in STAGES if not stage or s.name in stage]
+        console = Console(stderr=True)
+        start = Physics.from_calibration(profile.calibration_parameters)
+        with console.status("fitting") as status:
+            physics, fitted, results = run(profile, frame.to_dict("records"), stages, start, status.update)
+        _print(fitted, results)
+        if dry_run:
+            return
+        section = calibration_section(profile, physics, fitted, results, data_hash(data), [p.name for p in data])
+        write_calibration(profile.path, section)
+        typer.echo(f"written to {profile.path}")
+
+
+def calibration_section(profile, physics, fitted, results, digest: str, files: list[str]) -> dict:
+    """The ``calibration`` section: every parameter with unit, bounds and what identified it; data and residuals."""
+    from importlib.metadata import version
+
+    from simulator.calibration_stages import FIXED_BY_MICROBENCHMARK
+    from simulator.physics import Physics
+
+    by_name = {f.name: f for f in fitted}
+    earlier = profile.calibration.parameters
+    parameters = {}
+    for name in Physics.names():
+        unit, _ = Physics.describe(name)
+        low, high = Physics.bounds(name)
+        entry = {"value": round(getattr(physics, name), 6), "unit": unit, "low": low, "high": high}
+        if name in by_name and by_name[name].identified:
+            f = by_name[name]
+            entry |= {"identified_by": f"{f.stage}: {f.identified_by}", "low90": round(f.low90, 6), "high90": round(f.high90, 6)}
+        elif name in by_name:
+            entry["identified_by"] = "not identified by its rows: left at its value"
+        elif name in earlier and earlier[name].identified_by:
+            entry["identified_by"] = earlier[name].identified_by
+        else:
+            entry["identified_by"] = FIXED_BY_MICROBENCHMARK.get(name, "default")
+        parameters[name] = entry
+    residuals = {r.stage: {"rows": r.rows, "mean_abs_log_error": round(r.after, 5)} for r in results}
+    provenance = {
+        "data": ", ".join(files),
+        "data_sha256": digest,
+        "iosim": version("iosim"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "residuals": residuals,
+    }
+    return {"parameters": parameters, "provenance": provenance}
+
+
+def _print(fitted, results) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from simulator.physics import Physics
+
+    table = Table("parameter", "value", "90 % interval", "unit", "identified by", title="Fitted parameters")
+    for f in fitted:
+        interval = f"{f.low90:.4g} … {f.high90:.4g}" if f.identified else "not identified, fixed"
+        table.add_row(f.name, f"{f.value:.4g}", interval, Physics.describe(f.name)[0], f.identified_by)
+    console = Console()
+    console.print(table)
+    stages = Table("stage", "rows", "before", "after", "median", title="Mean |log(predicted / measured)|")
+    for r in results:
+        stages.add_row(r.stage, str(r.rows), f"{r.before:.4f}", f"{r.after:.4f}", f"{r.median:.4f}")
+    console.print(stages)

@@ -1,0 +1,80 @@
+"""Which parameters are fitted to which measurements, small parts first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from simulator.calibration import Stage
+
+#: Parameters fixed by microbenchmarks (hardware_profiles/measurements/h200_sxm/micro_run1.csv) rather than by a fit.
+FIXED_BY_MICROBENCHMARK = {
+    "exp_efficiency": "pipe_softmax_like: 15.6 of 16 elements a cycle with several warps",
+    "wgmma_efficiency": "wgmma_bf16: 4080 of 4096 FLOP a cycle",
+    "hbm_read_efficiency": "hbm_read: 4.54 of 4.8 TB/s",
+    "atomic_bytes_per_cycle_per_sm": "l2_atomic_add_fp32: 3.25 TB/s over 132 SMs at 1.97 GHz",
+    "mma_sync_issue_share": "FA2 with one and with two CTAs an SM: products and other instructions never overlap",
+    "graph_gap_us": "gaps between kernels of one call in CUPTI records",
+    "barrier_latency_cycles": "barrier of 256 threads: 28 cycles",
+}
+
+
+def _family(pattern: str, algorithms: str = "", passes: str = "fwd"):
+    families, wanted = re.compile(pattern), set(filter(None, algorithms.split()))
+
+    def select(row: Mapping[str, str]) -> bool:
+        return (
+            families.search(row.get("family", "")) is not None
+            and (not wanted or row["algorithm"] in wanted)
+            and (row.get("pass") or "fwd") in passes.split()
+            and (row.get("timing") or "kernel") != "eager"
+        )
+
+    return select
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "clock",
+        ("clock_idle_drop", "clock_tensor_step", "clock_tensor_slope", "clock_hbm_slope", "clock_power_drop"),
+        _family("", "fa1 fa2 fa3 flash_decoding"),
+        "clock",
+        "counted cycles over time of single launches",
+        80,
+    ),
+    Stage(
+        "sm, Hopper path",
+        ("wgmma_issue_share", "smem_efficiency", "matmul_latency_cycles", "persistent_fetch_cycles"),
+        _family("cta|wave|length|heads", "fa3"),
+        "time_at_clock",
+        "FA3 launches from one CTA to many waves, at their counted clock",
+    ),
+    Stage(
+        "sm, Ampere path",
+        ("mma_sync_efficiency", "warp_issue_rate", "issue_efficiency", "cta_launch_cycles"),
+        _family("cta|wave|length|heads", "fa2"),
+        "time_at_clock",
+        "FA2 launches with one and two CTAs an SM, at their counted clock",
+    ),
+    Stage(
+        "launch",
+        ("kernel_ramp_us", "graph_launch_us"),
+        _family("cta|heads|decode.*grid", "fa2 fa3 flash_decoding"),
+        "time_at_clock",
+        "launches of a few microseconds",
+    ),
+    Stage(
+        "memory",
+        ("memory_latency_factor", "hbm_write_penalty", "l2_bandwidth_fraction"),
+        _family("decode|standard_length|standard_heads", "flash_decoding standard"),
+        "time_at_clock",
+        "launches that HBM binds: decode (reads) and unfused attention (reads and writes)",
+    ),
+    Stage(
+        "l2 capacity",
+        ("l2_capacity_fraction",),
+        _family("long|length", "fa2 fa3 standard"),
+        "hbm_read",
+        "HBM reads where K and V in flight crowd the L2",
+    ),
+)

@@ -1,0 +1,67 @@
+"""``iosim validate``: predictions beside measurements, summarised by algorithm and regime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``validate`` to ``app``."""
+
+    @app.command()
+    def validate(
+        data: Annotated[list[Path], typer.Option(help="measured CSV (columns of predict and measured_*); repeatable")],
+        gpu: Annotated[str | None, typer.Option(help="GPU of rows whose gpu column is blank")] = None,
+        split: Annotated[Path | None, typer.Option(help="CSV family,side")] = None,
+        side: Annotated[str, typer.Option(help="side of the split to validate: judge, calibrate or all")] = "judge",
+        by: Annotated[str, typer.Option(help="comma list of columns to group by")] = "algorithm,pass,regime",
+        csv: Annotated[Path | None, typer.Option(help="write every row with prediction and errors here")] = None,
+        plot: Annotated[Path | None, typer.Option(help="draw predicted against measured, and error against size")] = None,
+        jobs: Annotated[int, typer.Option(help="processes")] = 1,
+    ) -> None:
+        """Errors of time, HBM bytes and SM-L2 reads against measurements: n, mean, median, p90, max, signed."""
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from simulator.atomic_write import write_text
+        from simulator.calibrate_command import on_side, read_split
+        from simulator.validation import compare_with, read_measurements, summarise
+
+        frame = read_measurements(data)
+        if split is not None and side != "all":
+            frame = on_side(frame, read_split(split), side)
+        if "pass" not in frame:
+            frame["pass"] = "fwd"
+        frame["pass"] = frame["pass"].replace("", "fwd")
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("predicting", total=len(frame))
+            errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task))
+        groups = [name for name in by.split(",") if name]
+        console = Console()
+        for column, title in (("error_time", "time"), ("error_hbm", "HBM bytes"), ("error_l2_read", "SM-L2 reads")):
+            if errors[column].notna().any():
+                console.print(_table(summarise(errors, column, groups), f"Error of {title}", groups))
+                console.print(_table(summarise(errors, column, groups[:1]), f"Error of {title}, by {groups[0]}", groups[:1]))
+                console.print(_table(summarise(errors, column, []), f"Error of {title}, all rows", []))
+        covered = errors["error"].fillna("") != ""
+        if covered.any():
+            console.print(f"{int(covered.sum())} rows could not be predicted; the first: {errors['error'][covered].iloc[0]}")
+        if csv is not None:
+            write_text(csv, errors.to_csv(index=False))
+        if plot is not None:
+            from simulator.plots.agreement import agreement_plot
+
+            agreement_plot(errors, plot)
+
+
+def _table(summary, title: str, groups):
+    from rich.table import Table
+
+    table = Table(*groups, "n", "mean", "median", "p90", "max", "signed", title=title)
+    for _, row in summary.iterrows():
+        values = [f"{100 * row[c]:.1f} %" for c in ("mean", "median", "p90", "max")]
+        table.add_row(*(str(row[g]) for g in groups), str(row["n"]), *values, f"{100 * row['signed']:+.1f} %")
+    return table
