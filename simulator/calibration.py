@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from algorithms import build_program
 from simulator.errors import InputError
 from simulator.physics import Physics
 from simulator.predict import Case, parse_case
@@ -84,7 +85,7 @@ _TARGETS = {
 }
 
 
-def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, gpu: str) -> list[_Row]:
+def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, profile: Profile) -> list[_Row]:
     """The rows that ``stage`` selects, has a target for and can simulate; thinned evenly to ``most_rows``."""
     found = []
     for row in rows:
@@ -93,7 +94,8 @@ def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, gpu: str) -> li
         if not stage.rows(row) or not target > 0 or (stage.target == "time_at_clock" and not clock > 0):
             continue
         try:
-            case = parse_case(dict(row), gpu)
+            case = parse_case(dict(row), profile.name)
+            build_program(case.algorithm, case.problem, profile, case.implementation)
         except InputError:
             continue
         found.append(_Row(case, target, clock if stage.target == "time_at_clock" else None))
@@ -183,7 +185,7 @@ def calibrate(
     fitted: list[Fitted] = []
     results: list[StageResult] = []
     for stage in stages:
-        chosen = usable_rows(rows, stage, profile.name)
+        chosen = usable_rows(rows, stage, profile)
         if len(chosen) < len(stage.parameters) + 2:
             report(f"{stage.name}: only {len(chosen)} rows, {len(stage.parameters)} parameters left at their values")
             continue
