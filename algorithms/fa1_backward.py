@@ -1,0 +1,286 @@
+"""FlashAttention-1, backward (Dao et al. 2022, Algorithm 4) as flash-attention 1.x runs it: K/V blocks outer.
+
+A CTA of eight warps holds dK and dV of a key block in registers and walks 16-row steps of Q and dO; the warps split the
+keys, so every step's partial dQ of all warps is summed through SMEM. Two launches exist, chosen by wave efficiency:
+
+* one CTA a head, key blocks in sequence: dQ travels through HBM in fp32 from block to block (read, added, written),
+  and the first block computes D = rowsum(dO * O) on its way;
+* one CTA a key block: dQ is zeroed, D comes from a kernel before, dQ is added with atomics and converted by a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
+from algorithms.common import ceil_div, compulsory_bytes, fill, grid_indices, mask_op, row_vectors
+from algorithms.fa1_schedule import KINDS, Schedule, work_tiles
+from algorithms.kernel_tables import ctas_per_sm, round_head_dim
+from algorithms.kernels_fa1 import FA1_HEAD_DIMS
+from algorithms.standard import expand_heads
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import (
+    Acquire,
+    Await,
+    Barrier,
+    Buffer,
+    Compute,
+    Consume,
+    Exchange,
+    Kernel,
+    Load,
+    Loop,
+    Matmul,
+    Pipe,
+    Program,
+    Release,
+    Role,
+    Store,
+    Tensor,
+    Trip,
+    tile,
+    var,
+)
+
+ROWS = 16
+WARPS = 8
+#: Row block of a CTA of the kernel that computes D, and threads and rows of the copies around the main kernel.
+DOT_ROWS, COPY_ROWS, COPY_THREADS = 16, 64, 128
+SUM_ROWS = 4
+
+
+def backward_schedule(problem: AttentionProblem, gpu: Profile) -> Schedule:
+    """Tile and resources of the 1.x backward kernel. Source: v1.0.9 fmha_bwd_hdim*.cu, fmha_bwd_launch_template.h.
+
+    Shared memory: two buffers each of Q and dO, K and V, the warps' partial dQ in fp32, P and dS.
+    """
+    if problem.head_dim > 128:
+        raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
+    d = round_head_dim(problem.head_dim, FA1_HEAD_DIMS, "FlashAttention-1 backward")
+    keys = 128 if d == 128 or problem.seqlen_k <= 128 else 256
+    smem = 2 * (2 * ROWS * d * 2) + 2 * keys * d * 2 + ROWS * d * 4 * WARPS + 2 * ROWS * keys * 2
+    if smem > gpu.smem_bytes_per_cta_max:
+        raise UnsupportedError(f"flash_attn_1's backward needs {smem} bytes of SMEM a CTA; {gpu.name} has fewer")
+    resident = ctas_per_sm(
+        threads=32 * WARPS, registers_per_thread=255, smem_bytes=smem, smem_bytes_per_sm=gpu.smem_bytes_per_sm
+    )
+    return Schedule(ROWS, keys, d, WARPS, 1, True, smem, 255, resident)
+
+
+def key_blocks_in_parallel(problem: AttentionProblem, s: Schedule, gpu: Profile) -> bool:
+    """Whether every key block gets a CTA of its own (``num_splits_heuristic_bwd``): wave efficiency against the cost of
+    zeroing and copying dQ."""
+    heads, slots = problem.batch * problem.heads, np.float32(gpu.num_sms * s.ctas_per_sm)
+    padded = ceil_div(problem.seqlen_k, s.keys) * s.keys
+    splits = padded // s.keys
+
+    def efficiency(ctas: int) -> np.float32:
+        waves = np.float32(ctas) / slots
+        return waves / np.ceil(waves)
+
+    if problem.causal and splits >= 10:
+        return True
+    discount = 1.0 + (0.5 if problem.causal else 1.0) * s.keys / padded
+    return splits > 1 and float(efficiency(heads)) < float(efficiency(heads * splits)) / discount
+
+
+def _roles(
+    problem: AttentionProblem,
+    s: Schedule,
+    t: dict[str, Tensor],
+    kinds: dict[str, tuple[str, bool, bool]],
+    parallel: bool,
+) -> tuple[Role, ...]:
+    """The loader (Q and dO one step ahead) and the eight warps."""
+    br, bc, d, dtype = s.rows, s.keys, s.head_dim, problem.dtype
+    scale = float(problem.head_dim**-0.5)
+    head, kv_head, key_row = var("q_head"), var("kv_head"), var("key_row")
+    pipes = {name: Pipe(name, br, d, dtype, 2) for name in ("Q", "dO", "O")}
+    pipes |= {name: Pipe(name, br, 1, "fp32", 2) for name in ("LSE", "D")}
+    k, v = Buffer("k_smem", bc, d, dtype, "smem"), Buffer("v_smem", bc, d, dtype, "smem")
+    p, ds = Buffer("P", br, bc, dtype, "smem"), Buffer("dS", br, bc, dtype, "smem")
+    scores, dp = Buffer("S", br, bc), Buffer("dP", br, bc)
+    dq, dq_old, dq_out = Buffer("dQ", br, d), Buffer("dQ_old", br, d), Buffer("dQ_out", br, d, dtype)
+    dk, dv, out = Buffer("dK", bc, d), Buffer("dV", bc, d), Buffer("dKV_out", bc, d, dtype)
+    (rowsum,) = row_vectors(br, "rowsum")
+
+    def used(first: bool) -> tuple[str, ...]:
+        """What a step reads beside Q, dO and the LSE: D, or O to make it."""
+        return ("Q", "dO", "LSE", "O" if first and not parallel else "D")
+
+    def row_of(coord: str):
+        return var(coord) + var("i") * br
+
+    def fetch(trip: str) -> Loop:
+        coord, first, _ = kinds[trip]
+        ops = []
+        for name in used(first):
+            pipe = pipes[name]
+            ops += [Acquire(pipe), Load(tile(t[name], head, row_of(coord), br, 0, pipe.cols), pipe)]
+        return Loop("i", var(trip), ops)
+
+    def step(trip: str) -> Loop:
+        coord, first, final = kinds[trip]
+        row = row_of(coord)
+        make_d = first and not parallel
+        partial = br * d * 4 * s.warps
+        if parallel:
+            store = [Store(dq, tile(t["dQ_tmp"], head, row, br, 0, d), accumulate=True, via="atomic")]
+        elif final:
+            store = [Compute("convert", dq_out, (dq,), br, d), Store(dq_out, tile(t["dQ"], head, row, br, 0, d))]
+        else:
+            store = [Store(dq, tile(t["dQ_tmp"], head, row, br, 0, d))]
+        add = [] if first or parallel else [Await("dQ_old"), Compute("add", dq, (dq, dq_old), br, d)]
+        body = [
+            *(Consume(pipes[name]) for name in used(first)),
+            Barrier("step"),
+            *([Load(tile(t["dQ_tmp"], head, row, br, 0, d), dq_old, token="dQ_old")] if add else []),
+            *(
+                [
+                    Compute("row_dot", rowsum, (pipes["dO"], pipes["O"]), br, d),
+                    Store(rowsum, tile(t["D"], head, row, br)),
+                ]
+                if make_d
+                else [Compute("copy", rowsum, (pipes["D"],), br, 1)]
+            ),
+            Matmul(scores, pipes["Q"], k, transpose_b=True, split="cols"),
+            mask_op(scores, problem, row, key_row),
+            Compute("exp_lse", scores, (scores, pipes["LSE"]), br, bc, (("scale", scale),)),
+            Compute("convert", p, (scores,), br, bc),
+            Exchange("P", br * bc * 2, 0),
+            Matmul(dp, pipes["dO"], v, transpose_b=True, split="cols"),
+            Compute("softmax_grad", dp, (scores, dp, rowsum), br, bc),
+            Compute("convert", ds, (dp,), br, bc),
+            Exchange("dS", br * bc * 2, 0),
+            # each warp multiplies its own keys: a partial dQ of every warp, summed through SMEM
+            Matmul(dq, ds, k, split="inner"),
+            Exchange("dQ", partial, partial),
+            Barrier("dQ"),
+            Compute("scale", dq, (dq,), br, d, (("factor", scale),)),
+            Matmul(dv, p, pipes["dO"], transpose_a=True, accumulate=True),
+            *add,
+            *store,
+            Matmul(dk, ds, pipes["Q"], transpose_a=True, accumulate=True),
+            *(Release(pipes[name]) for name in used(first)),
+        ]
+        return Loop("i", var(trip), body)
+
+    kv = (key_row, bc, 0, d)
+    through_smem = [Exchange("dKV", bc * d * 2, bc * d * 2), Barrier("dKV")]
+    warps = [
+        Load(tile(t["K"], kv_head, *kv), k, token="kv"),
+        Load(tile(t["V"], kv_head, *kv), v),
+        Await("kv"),
+        Barrier("kv"),
+        fill(dk, 0.0),
+        fill(dv, 0.0),
+        *(step(trip) for trip in kinds),
+        Compute("scale", dk, (dk,), bc, d, (("factor", scale),)),
+        Compute("convert", out, (dk,), bc, d),
+        *through_smem,
+        Store(out, tile(t["dK"], kv_head, *kv)),
+        Compute("convert", out, (dv,), bc, d),
+        *through_smem,
+        Store(out, tile(t["dV"], kv_head, *kv)),
+        Barrier("tile", 2),
+    ]
+    return (
+        Role("loader", [*(fetch(trip) for trip in kinds), Barrier("tile", 2)], warps=0),
+        Role("warps0", warps, warps=s.warps),
+    )
+
+
+def _parallel_tiles(problem: AttentionProblem, s: Schedule) -> dict[str, np.ndarray]:
+    """A CTA a key block: batch fastest, then head, then key block; the walk begins at the diagonal (bottom right)."""
+    p = problem
+    row_blocks, key_blocks = ceil_div(p.seqlen_q, s.rows), ceil_div(p.seqlen_k, s.keys)
+    batch, head, j = grid_indices(p.batch, p.heads, key_blocks)
+    first = (j * s.keys - (p.seqlen_k - p.seqlen_q)) // s.rows if p.causal else np.zeros_like(j)
+    first = np.clip(first, 0, row_blocks)
+    flat = batch * p.heads + head
+    return {
+        "q_head": flat,
+        "kv_head": flat,
+        "key_row": j * s.keys,
+        "first_row": first * s.rows,
+        "n_rows": row_blocks - first,
+    }
+
+
+def _main_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], gpu: Profile, parallel: bool) -> Kernel:
+    if parallel:
+        coords = _parallel_tiles(problem, s)
+        kinds = {"n_rows": ("first_row", False, False)}
+    else:
+        coords = work_tiles(problem, s, gpu.num_sms * s.ctas_per_sm)
+        # every key block's dK and dV are stored, also where no row sees it
+        coords["kv_head"] = _owner(problem, s, gpu)
+        kinds = {trip: KINDS[trip] for trip in KINDS if coords[trip].any()}
+        coords = {name: values for name, values in coords.items() if name not in KINDS or name in kinds}
+    return Kernel(
+        "fmha_bwd",
+        _roles(problem, s, t, kinds, parallel),
+        coords,
+        tuple(Trip(trip) for trip in kinds),
+        threads=32 * s.warps,
+        smem_bytes=s.smem_bytes,
+        registers_per_thread=s.registers_per_thread,
+        ctas_per_sm=s.ctas_per_sm,
+        schedule="grid" if parallel else "static",
+        path="mma_sync",
+        compute_dtype=problem.dtype,
+        coord_order="batch, head, key block" if parallel else "slot, key block, wave; CTAs by batch, head",
+    )
+
+
+def _owner(problem: AttentionProblem, s: Schedule, gpu: Profile) -> np.ndarray:
+    """The head that each work tile of the sequential launch belongs to; -1 on slots without a CTA."""
+    whole = work_tiles(problem.with_(causal=False), s, gpu.num_sms * s.ctas_per_sm)
+    return whole["q_head"]
+
+
+def build_backward(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
+    """The backward program: inputs Q K V O LSE dO, outputs dQ dK dV. The paper's kernels give a head one CTA."""
+    p, s = problem, backward_schedule(problem, gpu)
+    parallel = implementation == "flash_attn_1" and key_blocks_in_parallel(p, s, gpu)
+    heads, d = p.batch * p.heads, p.head_dim
+    if not parallel:
+        s = replace(s, ctas_per_sm=min(s.ctas_per_sm, ceil_div(heads, gpu.num_sms)))
+    t = gradient_tensors(p, s.rows, s.keys)
+    t["D"] = Tensor("D", heads, p.seqlen_q, 1, "fp32", "scratch", s.rows)
+    if parallel or p.seqlen_k > s.keys:
+        t["dQ_tmp"] = Tensor("dQ_tmp", heads, p.seqlen_q, d, "fp32", "scratch", s.rows)
+    inputs = {name: t[name] for name in ("Q", "K", "V", "O", "LSE", "dO")}
+    outputs = {name: t[name] for name in ("dQ", "dK", "dV")}
+    before, after, live = [], [], compulsory_bytes(t.values())
+    if p.group > 1:
+        for name in "KV":
+            t[name], kernels = expand_heads(t[name], p)
+            before += kernels
+            full = Tensor(f"d{name}_expanded", heads, p.seqlen_k, t[name].cols, p.dtype, "scratch", s.keys)
+            after.append(group_sum(f"sum_d{name}", full, t[f"d{name}"], p.group, SUM_ROWS, COPY_THREADS, gpu))
+            t[f"d{name}"] = full
+            live += t[name].bytes + full.bytes
+    if parallel:
+        block, batch, head = row_grid(p.seqlen_q, DOT_ROWS, p.batch, p.heads)
+        coords = {"q_head": batch * p.heads + head, "row0": block * DOT_ROWS}
+        before.append(zero_fill("zero_dQ_tmp", t["dQ_tmp"], COPY_ROWS, COPY_THREADS, gpu))
+        before.append(dot_do_o("fmha_bwd_dot_do_o", t, coords, DOT_ROWS, 32 * WARPS, s.head_dim, gpu, None))
+        block, flat = row_grid(p.seqlen_q, COPY_ROWS, heads)
+        coords = {"head": flat, "row0": block * COPY_ROWS}
+        after.insert(0, convert("copy_dQ", t["dQ_tmp"], t["dQ"], coords, COPY_ROWS, COPY_THREADS, 1.0, gpu))
+    return Program(
+        "fa1",
+        implementation,
+        p,
+        (*before, _main_kernel(p, s, t, gpu, parallel), *after),
+        inputs,
+        outputs,
+        live,
+        substitutions=tuple(substitutions),
+        attributes={"backward_tile": (s.rows, s.keys), "key_blocks_in_parallel": parallel},
+    )

@@ -1,0 +1,145 @@
+"""FlashAttention-1's kernels as schedules: tiles, grids, and which work tile runs when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from algorithms.common import ceil_div, grid_indices
+from algorithms.instruction_counts import InstructionMix
+from algorithms.kernel_tables import ctas_per_sm, fa1_forward_tile, fa1_num_splits, fa1_paper_blocks
+from simulator.errors import UnsupportedError
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+
+#: Counted instructions per score element of the measured kernel by (head dim, causal): rows fa1_length_* of
+#: hardware_profiles/measurements/h200_sxm/mix_launches.csv over their row steps.
+_COUNTED_ON = "ncu, one H200, Triton 3.6, 2026-11-29"
+MEASURED_MIX = {
+    (64, False): InstructionMix(18.40, 5.51, 4.80, 1.12, 3.28, 2.0, source=_COUNTED_ON),
+    (64, True): InstructionMix(20.24, 5.56, 6.68, 1.12, 3.24, 2.0, source=_COUNTED_ON),
+    (128, False): InstructionMix(33.65, 11.56, 8.11, 1.25, 7.03, 4.0, source=_COUNTED_ON),
+    (128, True): InstructionMix(35.67, 11.67, 10.20, 1.25, 6.98, 4.0, source=_COUNTED_ON),
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One FA1 kernel: ``rows`` (Br) query rows against ``keys`` (Bc) keys.
+
+    ``packaged``: the 1.x kernel keeps one statistic (the LSE) and sums the warps' partial O through SMEM; the other
+    kernels keep ``m`` and ``l`` and hand P round instead. ``slices``: CTAs that share a head's row blocks in turn.
+    """
+
+    rows: int
+    keys: int
+    head_dim: int
+    warps: int
+    slices: int
+    packaged: bool
+    smem_bytes: int
+    registers_per_thread: int
+    ctas_per_sm: int
+    mix: InstructionMix | None = None
+
+
+def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -> Schedule:
+    """Tiles and grid of ``implementation`` for ``problem`` on ``gpu``."""
+    if implementation == "flash_attn_1":
+        if problem.head_dim > 128:
+            raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
+        t = fa1_forward_tile(problem.head_dim, problem.seqlen_k, problem.dtype)
+        slices = fa1_num_splits(
+            batch_heads=problem.batch * problem.heads,
+            num_sms=gpu.num_sms,
+            ctas_per_sm=t.ctas_per_sm,
+            seqlen_q=problem.seqlen_q,
+        )
+        # slices beyond the row blocks return at once
+        slices = min(slices, ceil_div(problem.seqlen_q, t.tile_m))
+        shape = (t.tile_m, t.tile_n, t.padded_head_dim, t.num_warps, slices, True, t.smem_bytes, t.registers_per_thread)
+    elif implementation == "flash_attn_1_paper":
+        d = ceil_div(problem.head_dim, 64) * 64
+        rows, keys = 16, {64: 256, 128: 128}.get(d, 64)
+        # K, V and P in SMEM; registers by the CTAs that an H200's SM was seen to hold, three and two
+        shape = (rows, keys, d, 4, 1, False, 2 * keys * d * 2 + rows * keys * 2, 168 if d == 64 else 255)
+    else:
+        d = ceil_div(problem.head_dim, 16) * 16
+        blocks = fa1_paper_blocks(gpu.smem_bytes_per_cta_max // problem.element_bytes, d)
+        rows, keys = (max(16, size // 16 * 16) for size in (blocks.rows, blocks.columns))
+        shape = (rows, keys, d, 8, 1, False, gpu.smem_bytes_per_cta_max, 255)
+    resident = ctas_per_sm(
+        threads=32 * shape[3],
+        registers_per_thread=shape[7],
+        smem_bytes=shape[6],
+        smem_bytes_per_sm=gpu.smem_bytes_per_sm,
+        threads_per_sm_max=gpu.max_threads_per_sm,
+    )
+    if resident < 1:
+        raise UnsupportedError(f"{implementation}: {shape[6]} bytes of SMEM a CTA do not fit {gpu.name}")
+    # no more slots than CTAs, so that an SM's CTAs are those that the launch has
+    launched = problem.batch * problem.heads * shape[4]
+    mix = MEASURED_MIX.get((shape[2], problem.causal)) if implementation == "flash_attn_1_paper" else None
+    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix)
+
+
+def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, np.ndarray]:
+    """Coordinates of the work tiles (CTA, key block) such that slot ``x`` runs its CTA's key blocks one after another.
+
+    CTAs come in launch order (batch fastest, then head, then slice) and take slots in turn. Row blocks ``z``,
+    ``z + slices``, ... belong to slice ``z``. With a causal mask (bottom right) key block ``j`` begins at its diagonal,
+    and a row block is final, stored in the output's dtype, at the last key block that it sees.
+    """
+    p = problem
+    row_blocks, key_blocks = ceil_div(p.seqlen_q, s.rows), ceil_div(p.seqlen_k, s.keys)
+    ctas = p.batch * p.heads * s.slices
+    waves = ceil_div(ctas, slots)
+    slot, j, wave = grid_indices(slots, key_blocks, waves)
+    cta = wave * slots + slot
+    real = cta < ctas
+    last_real = int(np.flatnonzero(real)[-1]) + 1
+    slot, j, cta, real = (a[:last_real] for a in (slot, j, cta, real))
+    batch, head, z = cta % p.batch, cta // p.batch % p.heads, cta // (p.batch * p.heads)
+    shift = p.seqlen_k - p.seqlen_q
+
+    def first_row_block(block: np.ndarray) -> np.ndarray:
+        """The first row block that sees key block ``block``; all see the first one, if only to write zeros."""
+        if not p.causal:
+            return np.zeros_like(block)
+        return np.clip(np.where(block == 0, 0, (block * s.keys - shift) // s.rows), 0, row_blocks)
+
+    def own(at: np.ndarray) -> np.ndarray:
+        """The first row block of the slice at or after ``at``."""
+        return at + (z - at) % s.slices
+
+    start = first_row_block(j)
+    end_final = first_row_block(j + 1) if p.causal else np.zeros_like(j)
+    end_final = np.where(j == key_blocks - 1, row_blocks, end_final)
+
+    def count(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return np.where(real, np.maximum(0, -((own(low) - high) // s.slices)), 0)
+
+    final, below = count(start, end_final), count(end_final, np.full_like(j, row_blocks))
+    busy = real & (final + below > 0)
+    flat = np.where(busy, batch * p.heads + head, -1)
+    return {
+        "q_head": flat,
+        "kv_head": flat,
+        "key_row": j * s.keys,
+        "final_row": own(start) * s.rows,
+        "below_row": own(end_final) * s.rows,
+        "n_only": np.where(j == 0, final, 0),
+        "n_final": np.where(j == 0, 0, final),
+        "n_first": np.where(j == 0, below, 0),
+        "n_middle": np.where(j == 0, 0, below),
+    }
+
+
+#: Trip -> (first row coordinate, is the first key block, is the last one) of the rows' four kinds.
+KINDS = {
+    "n_only": ("final_row", True, True),
+    "n_final": ("final_row", False, True),
+    "n_first": ("below_row", True, False),
+    "n_middle": ("below_row", False, False),
+}
