@@ -4,7 +4,8 @@ A CTA owns a (batch, head), or a slice of its query rows. For every K/V block ``
 blocks ``i`` (``Br`` rows): it loads Q_i, O_i and the statistics, makes S = Q_i K_j^T, rescales and normalises O_i at
 once, and writes O_i and the statistics back. Its warps split the keys, so they meet in SMEM for every row block.
 
-The outer loop is the CTA's sequence of work tiles (:func:`algorithms.fa1_schedule.work_tiles`), the inner one the text of a role.
+The outer loop is the CTA's sequence of work tiles (:func:`~algorithms.fa1_schedule.work_tiles`), the inner one the
+text of a role.
 """
 
 from __future__ import annotations
