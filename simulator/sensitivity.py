@@ -1,7 +1,9 @@
 """What each number of a GPU is worth: elasticities of time and bytes, and where the limiter changes.
 
 An elasticity ``e`` says that 1 % more of a parameter changes the time by ``e`` %: -1 is full worth, 0 none. It is the
-slope of log time over log parameter between one step below and one step above.
+slope of log time over log parameter, fitted to a few steps on each side. Which CTA ends last is a matter of luck that
+every change reshuffles, most where long CTAs come last; the fit's standard error says how much of a slope that may be.
+A step across a threshold (another number of resident CTAs, another tile) is no slope: it is left out and told.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ PARAMETERS = {
     "power_cap_w": "power cap",
     "launch_overhead_s": "launch overhead",
 }
-#: Size of the step on each side, as a share of the parameter.
+#: Size of a step as a share of the parameter, and the steps that a slope is fitted to.
 STEP = 0.05
+STEPS = (-2, -1, 1, 2)
 #: Factors at which the limiter is looked for, and how closely its change is then located.
 LADDER = (1 / 8, 1 / 4, 1 / 2, 2**-0.5, 2**0.5, 2.0, 4.0, 8.0)
 LIMITER_PRECISION = 0.03
@@ -60,8 +63,9 @@ class Change:
 class Sensitivity:
     """What one parameter is worth to one algorithm.
 
-    ``time`` and the bytes are elasticities. ``low_us``/``high_us`` are the times one step below and above (``None``:
-    cannot run there, ``note`` says why; the slope is then one-sided). ``below``/``above`` are the nearest changes of
+    ``time`` and the bytes are elasticities, ``time_error`` the standard error of the first. ``low_us``/``high_us`` are
+    the times one step below and above (``None``: cannot run there). ``note`` names steps that the slopes leave out and
+    why: cannot run, or across a threshold. ``below``/``above`` are the nearest changes of
     the limiter, ``None`` where there is none within a factor of 8.
     """
 
@@ -72,6 +76,7 @@ class Sensitivity:
     base_us: float
     limiter: str
     time: float
+    time_error: float
     hbm_bytes: float
     l2_bytes: float
     low_us: float | None
@@ -87,6 +92,7 @@ class Sensitivity:
             "parameter": self.key,
             "value": self.value,
             "time_elasticity": self.time,
+            "time_elasticity_error": self.time_error,
             "hbm_bytes_elasticity": self.hbm_bytes,
             "l2_bytes_elasticity": self.l2_bytes,
             "time_us": self.base_us,
@@ -178,42 +184,68 @@ def sensitivities(
 
 def _sensitivity(bench: Bench, key: str, step: float, limits: bool) -> Sensitivity:
     base = bench.scaled(key, 1.0)
-    sides: dict[int, tuple[float, Result]] = {}
-    notes = []
-    for side in (-1, 1):
-        factor = actual_factor(bench.profile, key, (1.0 + step) ** side)
+    near: dict[int, float] = {}
+    points, notes = [(1.0, base)], []
+    for steps in STEPS:
+        factor = actual_factor(bench.profile, key, (1.0 + step) ** steps)
         try:
             if factor == 1.0:
                 raise InputError(f"a step of {100 * step:g} % rounds to nothing")
-            sides[side] = (factor, bench.scaled(key, factor))
+            there = bench.scaled(key, factor)
         except InputError as error:
             notes.append(f"x{factor:.3g}: {error}")
-    low, high = sides.get(-1), sides.get(1)
-    first, last = low or (1.0, base), high or (1.0, base)
-
-    def elasticity(quantity: Callable[[Result], float]) -> float:
-        before, after = quantity(first[1]), quantity(last[1])
-        if first[0] == last[0] or before <= 0 or after <= 0:
-            return 0.0
-        return math.log(after / before) / math.log(last[0] / first[0])
-
-    value = bench.profile.values[key].value if key in bench.profile.values else 1.0
+            continue
+        near[steps] = there.time_us
+        crossed = _threshold(base, there)
+        if crossed:
+            notes.append(f"x{factor:.3g}: {crossed}")
+        else:
+            points.append((factor, there))
+    time, error = _slope([(factor, r.time_us) for factor, r in points])
+    hbm, _ = _slope([(factor, r.hbm_read_bytes + r.hbm_write_bytes) for factor, r in points])
+    l2, _ = _slope([(factor, r.l2_read_bytes + r.l2_write_bytes) for factor, r in points])
     return Sensitivity(
         bench.algorithm,
         key,
         PARAMETERS.get(key, key),
-        value,
+        bench.profile.values[key].value if key in bench.profile.values else 1.0,
         base.time_us,
         base.limiter,
-        elasticity(lambda r: r.time_us),
-        elasticity(lambda r: r.hbm_read_bytes + r.hbm_write_bytes),
-        elasticity(lambda r: r.l2_read_bytes + r.l2_write_bytes),
-        low[1].time_us if low else None,
-        high[1].time_us if high else None,
+        time,
+        error,
+        hbm,
+        l2,
+        near.get(-1),
+        near.get(1),
         _limiter_change(bench, key, -1) if limits else None,
         _limiter_change(bench, key, 1) if limits else None,
         "; ".join(notes),
     )
+
+
+def _threshold(base: Result, there: Result) -> str:
+    """What makes ``there`` another schedule than ``base``: CTAs an SM or tile; "" when nothing does."""
+    if base.attributes.get("tile") != there.attributes.get("tile"):
+        before, after = ("x".join(map(str, r.attributes["tile"])) for r in (base, there))
+        return f"tile {after} instead of {before}, a threshold"
+    for a, b in zip(base.kernels, there.kernels, strict=False):
+        if a.ctas_per_sm != b.ctas_per_sm:
+            plural = "" if b.ctas_per_sm == 1 else "s"
+            return f"{b.ctas_per_sm} CTA{plural} of {b.name} an SM instead of {a.ctas_per_sm}, a threshold"
+    return "" if len(base.kernels) == len(there.kernels) else "other kernels, a threshold"
+
+
+def _slope(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Least-squares slope of log quantity over log factor, and its standard error (0 for fewer than three points)."""
+    if len(points) < 2 or any(quantity <= 0 for _, quantity in points):
+        return 0.0, 0.0
+    x = [math.log(factor) for factor, _ in points]
+    y = [math.log(quantity) for _, quantity in points]
+    middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - middle_x) ** 2 for a in x)
+    slope = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread
+    left = sum((b - middle_y - slope * (a - middle_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return slope, math.sqrt(left / (len(points) - 2) / spread) if len(points) > 2 else 0.0
 
 
 def _limiter_change(bench: Bench, key: str, side: int) -> Change | None:

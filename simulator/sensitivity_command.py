@@ -47,7 +47,8 @@ def sensitivity(
 ) -> None:
     """Elasticity of time and bytes to each hardware parameter, per algorithm; where the limiter changes.
 
-    An elasticity of -0.8 says: 1 % more of the parameter takes 0.8 % of the time away.
+    An elasticity of -0.8 says: 1 % more of the parameter takes 0.8 % of the time away. What stands behind ± is the
+    standard error of the slope: reshuffled CTAs move the end of a launch by chance.
     """
     from simulator.atomic_write import write_text
     from simulator.compare_command import check_files
@@ -154,6 +155,8 @@ def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> Non
             table.add_column(heading, justify="right")
         for one in own:
             cells = [_elasticity(x) for x in (one.time, one.hbm_bytes, one.l2_bytes)]
+            if one.time_error >= _SHOWN:
+                cells[0] += f" ±{one.time_error:.2f}"
             table.add_row(one.name + ("*" if one.note else ""), *cells, _change(one.below), _change(one.above))
         console.print(table)
         for one in own:
