@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 _EXPORTS = {
-    "simulate": "simulator.simulate",
+    "simulate": "simulator.simulation",
     "load_profile": "simulator.profile",
     "Profile": "simulator.profile",
     "AttentionProblem": "simulator.problem",
@@ -20,7 +20,7 @@ __all__ = sorted(_EXPORTS)
 
 
 class _Package(ModuleType):
-    """The package: ``simulator.simulate`` stays the function when the submodule of that name is imported."""
+    """The package: ``simulator.simulation`` stays the function when the submodule of that name is imported."""
 
     def __setattr__(self, name: str, value) -> None:
         if name == "simulate" and isinstance(value, ModuleType):

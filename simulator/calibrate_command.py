@@ -48,8 +48,9 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from simulator.calibration import calibrate as run
-        from simulator.calibration import data_hash
+        from simulator.calibration import data_hash, residual_cases
         from simulator.calibration_stages import STAGES
+        from simulator.confidence import residual_bands
         from simulator.physics import Physics
         from simulator.profile import load_profile, write_calibration
         from simulator.validation import read_measurements
@@ -67,10 +68,13 @@ def register(app: typer.Typer) -> None:
         start = Physics.from_calibration(profile.calibration_parameters)
         with console.status("fitting") as status:
             physics, fitted, results = run(profile, frame.to_dict("records"), stages, start, status.update)
+            status.update("residuals of all calibration rows")
+            bands = residual_bands(residual_cases(frame.to_dict("records"), profile, physics))
         _print(fitted, results)
         if dry_run:
             return
         section = calibration_section(profile, physics, fitted, results, data_hash(data), [p.name for p in data])
+        section["provenance"]["residual_bands"] = bands
         write_calibration(profile.path, section)
         typer.echo(f"written to {profile.path}")
 

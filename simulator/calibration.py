@@ -107,7 +107,7 @@ def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, profile: Profil
 
 def predicted(row: _Row, profile: Profile, physics: Physics, target: str) -> float:
     """The model's value for one row under trial parameters."""
-    from simulator.simulate import simulate
+    from simulator.simulation import simulate
 
     case = row.case
     result = simulate(
@@ -193,6 +193,13 @@ def calibrate(
         fitted += found
         results.append(result)
     return physics, fitted, results
+
+
+def residual_cases(rows: Sequence[Mapping[str, str]], profile: Profile, physics: Physics):
+    """(algorithm, problem, predicted µs, measured µs) of every row that can be simulated, at the modelled clock."""
+    everything = Stage("residuals", (), lambda row: (row.get("timing") or "kernel") != "eager", "time", "", 10**9)
+    for row in usable_rows(rows, everything, profile):
+        yield row.case.algorithm, row.case.problem, predicted(row, profile, physics, "time"), row.target
 
 
 def data_hash(paths: Iterable[str | Path]) -> str:

@@ -180,7 +180,9 @@ def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: floa
                 # iterations that the text peels off its loops run in the overhead
                 if trip.outer is None:
                     overhead[r] += prepared.lost_trips[s] * values
-    return cta_class, np.maximum(overhead, 0.0), first, period
+    # a longer latency never shortens anything; beyond its grid the replay extends the last slope, so it must not fall
+    overhead, period = (np.maximum.accumulate(np.maximum(table, 0.0), axis=-1) for table in (overhead, period))
+    return cta_class, overhead, first, period
 
 
 def _stream_bytes_per_head(kernel: Kernel) -> int:

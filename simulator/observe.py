@@ -1,6 +1,6 @@
 """A run looked at closely: when each CTA ran on which SM, bytes over time, and what one SM's pipes did.
 
-The observation replays what :func:`simulator.simulate` predicts, at the clock that it found, with recording on.
+The observation replays what :func:`simulator.simulation` predicts, at the clock that it found, with recording on.
 It is for pictures and traces; no prediction comes from here.
 """
 
@@ -17,7 +17,7 @@ from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel
 from simulator.result import Result
-from simulator.simulate import Conditions, chosen_program, new_cache, run_program
+from simulator.simulation import Conditions, chosen_program, new_cache, run_program
 from simulator.sm import TICKS_PER_CYCLE, run_sm, to_ticks
 from simulator.sm_costs import SmSpec, compile_kernel
 
@@ -102,7 +102,7 @@ def observe(
     kernel: str | None = None,
     iterations: int = 24,
 ) -> Observation:
-    """Simulate with recording on; the arguments are those of :func:`simulator.simulate`.
+    """Simulate with recording on; the arguments are those of :func:`simulator.simulation`.
 
     ``kernel`` (a name, or its number from 0) is the launch whose SM is looked into, by default the longest;
     ``iterations`` the most loop iterations of a CTA that are followed there. Raises :class:`InputError` for bad

@@ -69,6 +69,8 @@ OUTPUT_COLUMNS = (
     "limiter",
     "warnings",
     "error",
+    "time_low_us",
+    "time_high_us",
 )
 
 _TRUE = {"1", "true", "yes", "1.0"}

@@ -332,23 +332,27 @@ def replay(
             row = acc_base[a, 1, cta] + acc_int[a, 7] * i0 + acc_int[a, 8] * o
             col = acc_base[a, 2, cta] + acc_int[a, 9] * i0 + acc_int[a, 10] * o
             again = acc_int[a, 12]
+            visits, row_step, col_step = 1, acc_int[a, 7], acc_int[a, 9]
             if n > 1:
-                if acc_int[a, 7] != 0:
-                    step = acc_int[a, 7]
-                    if step < 0:
-                        row += step * (n - 1)
-                    rows = abs(step) * (n - 1) + rows if abs(step) >= rows else rows * n
-                elif acc_int[a, 9] != 0:
-                    step = acc_int[a, 9]
-                    if step < 0:
-                        col += step * (n - 1)
-                    cols = abs(step) * (n - 1) + cols if abs(step) >= cols else cols * n
+                if abs(row_step) > rows or abs(col_step) > cols:
+                    # gaps between the tiles (FlashAttention-1's slices): one span would count what lies in them
+                    visits = n
+                elif row_step != 0:
+                    if row_step < 0:
+                        row += row_step * (n - 1)
+                    rows = abs(row_step) * (n - 1) + rows if abs(row_step) >= rows else rows * n
+                elif col_step != 0:
+                    if col_step < 0:
+                        col += col_step * (n - 1)
+                    cols = abs(col_step) * (n - 1) + cols if abs(col_step) >= cols else cols * n
                 else:
                     again = again * n
-            for _ in range(again):
+            for visit in range(again * visits):
+                i = visit % visits
                 b, m = access_tile(
-                    acc_int[a, 0], head, row, rows, col, cols, acc_int[a, 1], shape, capacity, cache, counters
-                )
+                    acc_int[a, 0], head, row + i * row_step, rows, col + i * col_step, cols, acc_int[a, 1], shape,
+                    capacity, cache, counters,
+                )  # fmt: skip
                 got += b
                 missed += m
         # shared bandwidth: requests queue in order of arrival

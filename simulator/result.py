@@ -158,6 +158,8 @@ class Result:
             "limiter": self.limiter,
             "warnings": "; ".join(self.warnings),
             "error": "",
+            "time_low_us": self.time_low_us,
+            "time_high_us": self.time_high_us,
         }
 
     def to_json(self) -> dict[str, object]:

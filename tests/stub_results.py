@@ -38,6 +38,8 @@ def stub_result(
         "implementation": f"{algorithm}_kernels",
         "gpu": profile.name if profile else "h100_sxm",
         "problem": problem,
+        "time_low_us": 0.9 * time_us,
+        "time_high_us": 1.1 * time_us,
         "time_us": time_us,
         "cycles": time_us * 1500,
         "sm_clock_mhz": 1500.0,

@@ -12,7 +12,7 @@ from simulator.device import occupancy, run_kernel
 from simulator.overrides import with_values
 from simulator.physics import Physics
 from simulator.program import Buffer, Compute, Kernel, Load, Loop, Program, Role, Tensor, Trip, tile, var
-from simulator.simulate import new_cache
+from simulator.simulation import new_cache
 from simulator.sm import TICKS_PER_CYCLE
 
 GPU = load_profile("h200_sxm")

@@ -13,7 +13,7 @@ from simulator.problem import AttentionProblem
 from simulator.profile import load_profile
 from simulator.program import Compute, Exchange, Load, Signal, Wait, map_ops
 from simulator.reference import attention, random_inputs, run_attention
-from simulator.simulate import simulate
+from simulator.simulation import simulate
 from simulator.tile_ops import round_to
 from simulator.traffic import sm_traffic
 

@@ -9,7 +9,7 @@ from simulator.problem import AttentionProblem
 from simulator.profile import load_profile
 from simulator.program import Barrier
 from simulator.reference import attention, random_inputs, run_attention
-from simulator.simulate import simulate
+from simulator.simulation import simulate
 from simulator.traffic import sm_traffic
 
 H100 = load_profile("h100_sxm")

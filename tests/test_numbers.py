@@ -27,7 +27,7 @@ from simulator.program import (
     view,
 )
 from simulator.reference import attention, random_inputs, run_attention
-from simulator.simulate import Conditions, run_program
+from simulator.simulation import Conditions, run_program
 
 GPU = load_profile("h200_sxm")
 #: Relative rounding step of the type that P and O are rounded to.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simulator.clock import Activity, loaded_clock_hz
+from simulator.confidence import with_confidence
 from simulator.device import EVENT_BUDGET, KernelRun, occupancy, run_kernel, wide_block_rows
 from simulator.errors import InputError
 from simulator.memory import L2

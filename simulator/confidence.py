@@ -1,0 +1,104 @@
+"""How far to trust a prediction: its interval from calibration residuals, and what was never checked.
+
+A calibration keeps, per algorithm, pass and kind of case (decode, short, long), the 5th and 95th percentile of
+measured over predicted time and the ranges of the shapes that it saw. They are read from the profile's
+``calibration.provenance.residual_bands``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.result import Result
+
+#: Predicted times below this are judged with the short cases of their group.
+SHORT_US = 40.0
+#: A group needs this many residuals for a band of its own; smaller ones take their algorithm's.
+LEAST_ROWS = 12
+_RANGES = ("seqlen_q", "seqlen_k", "head_dim", "heads_total", "group")
+
+
+def kind_of(problem: AttentionProblem, time_us: float) -> str:
+    """``decode``, ``short`` or ``long``: residuals differ between them."""
+    if problem.pass_ == "fwd" and problem.seqlen_q <= 16 < problem.seqlen_k:
+        return "decode"
+    return "short" if time_us < SHORT_US else "long"
+
+
+def shape_of(problem: AttentionProblem) -> dict[str, int]:
+    """The quantities whose validated range is recorded."""
+    return {
+        "seqlen_q": problem.seqlen_q,
+        "seqlen_k": problem.seqlen_k,
+        "head_dim": problem.head_dim,
+        "heads_total": problem.batch * problem.heads,
+        "group": problem.group,
+    }
+
+
+def residual_bands(cases) -> dict:
+    """Bands and ranges of ``cases``: an iterable of (algorithm, problem, predicted µs, measured µs)."""
+    groups: dict[str, list[tuple[float, dict[str, int]]]] = {}
+    for algorithm, problem, predicted, measured in cases:
+        ratio = math.log(measured / predicted)
+        for key in (f"{algorithm}/{problem.pass_}/{kind_of(problem, predicted)}", f"{algorithm}/{problem.pass_}", "all"):
+            groups.setdefault(key, []).append((ratio, shape_of(problem)))
+    bands = {}
+    for key, rows in sorted(groups.items()):
+        if len(rows) < LEAST_ROWS and key != "all":
+            continue
+        ratios = sorted(r for r, _ in rows)
+        entry: dict = {"n": len(rows), "low": round(math.exp(_quantile(ratios, 0.05)), 4)}
+        entry["high"] = round(math.exp(_quantile(ratios, 0.95)), 4)
+        for name in _RANGES:
+            values = [shape[name] for _, shape in rows]
+            entry[name] = [min(values), max(values)]
+        bands[key] = entry
+    return bands
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    """Quantile of sorted values with the finite-sample correction of a prediction interval."""
+    n = len(ordered)
+    edge = q * (n + 1) - 1 if q < 0.5 else q * (n + 1) - 1
+    low = min(max(math.floor(edge), 0), n - 1)
+    high = min(low + 1, n - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * min(max(edge - low, 0.0), 1.0)
+
+
+def with_confidence(result: Result, profile: Profile) -> Result:
+    """``result`` with its 90 % interval and with warnings about what the calibration never saw."""
+    bands = profile.calibration.provenance.get("residual_bands")
+    if not bands:
+        return replace(result, warnings=(*result.warnings, f"{profile.name} has no calibration: time is unvalidated"))
+    problem = result.problem
+    keys = (
+        f"{result.algorithm}/{problem.pass_}/{kind_of(problem, result.time_us)}",
+        f"{result.algorithm}/{problem.pass_}",
+        "all",
+    )
+    key = next(k for k in keys if k in bands)
+    band = bands[key]
+    low, high = result.time_us * band["low"], result.time_us * band["high"]
+    warnings = list(result.warnings)
+    if key == "all":
+        warnings.append(f"{result.algorithm} {problem.pass_} was never validated")
+    else:
+        warnings += _outside(band, problem)
+    source = profile.calibration.source
+    if source is not None and source != profile.name:
+        warnings.append(f"interval is {source}'s: {profile.name} was not calibrated itself")
+    return replace(result, time_low_us=low, time_high_us=high, warnings=tuple(warnings))
+
+
+def _outside(band: Mapping, problem: AttentionProblem) -> list[str]:
+    found = []
+    for name, value in shape_of(problem).items():
+        low, high = band.get(name, (value, value))
+        if value < low or value > high:
+            found.append(f"{name} {value} lies outside the validated {low} to {high}")
+    return found
