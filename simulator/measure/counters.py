@@ -18,6 +18,7 @@ from pathlib import Path
 from simulator.errors import InputError
 from simulator.measure.cases import CASE_COLUMNS, Case, load_cases, write_cases
 from simulator.measure.results import ResultFile, describe_machine
+from simulator.measure.timing import Board
 
 SECTOR_BYTES = 32
 MARKER = "iosim_empty"
@@ -168,7 +169,7 @@ def run_counters(
 ) -> int:
     """Profile every case not yet in ``path`` in one process under ncu. Returns the number of rows written."""
     metrics = METRIC_SETS[metric_set]
-    header = [*describe_machine(), f"method: ncu, metric set {metric_set}: {' '.join(metrics)}; L2 emptied once a case"]
+    header = [*describe_machine(Board().driver()), f"method: ncu, metric set {metric_set}: {' '.join(metrics)}; L2 emptied once a case"]
     results = ResultFile(path, COUNTER_COLUMNS, header)
     launches_file = None
     if launches_path:

@@ -53,25 +53,6 @@ extern "C" __global__ void write_stream(uint4* data, long long vectors, unsigned
   for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < vectors; i += step)
     data[i] = make_uint4((unsigned)i, 1u, 2u, 3u);
 }
-// reads `reads` streams and writes `writes` streams of `vectors` words each (reads <= 4, writes <= 2)
-extern "C" __global__ void mix_stream(const uint4* in, uint4* out, long long vectors, long long reads, long long writes) {
-  long long step = (long long)gridDim.x * blockDim.x;
-  for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < vectors; i += 2 * step) {
-    uint4 v[8];
-    #pragma unroll
-    for (int u = 0; u < 4; ++u) if (u < reads) {
-      v[2 * u] = load_l2(in + u * vectors + i);
-      if (i + step < vectors) v[2 * u + 1] = load_l2(in + u * vectors + i + step);
-    }
-    uint4 a = v[0], b = v[1];
-    #pragma unroll
-    for (int u = 1; u < 4; ++u) if (u < reads) { a.x ^= v[2 * u].x; b.y ^= v[2 * u + 1].y; }
-    for (int w = 0; w < writes; ++w) {
-      out[w * vectors + i] = a;
-      if (i + step < vectors) out[w * vectors + i + step] = b;
-    }
-  }
-}
 // copy where each CTA owns one contiguous chunk, instead of the grid walking the buffer together
 extern "C" __global__ void copy_chunked(const uint4* in, uint4* out, long long vectors) {
   long long chunk = (vectors + gridDim.x - 1) / gridDim.x, end = min(vectors, chunk * (blockIdx.x + 1));
@@ -83,10 +64,8 @@ extern "C" __global__ void copy_chunked(const uint4* in, uint4* out, long long v
     for (int u = 0; u < 4; ++u) if (i + u * blockDim.x < end) out[i + u * blockDim.x] = v[u];
   }
 }
-extern "C" __global__ void chase(const long long* next, long long steps, long long* out) {
-  long long p = 0, begin, end;
-  for (long long i = 0; i < steps / 8; ++i)
-    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(p) : "l"(next + p));
+extern "C" __global__ void chase(const long long* next, long long start, long long steps, long long* out) {
+  long long p = start, begin, end;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(begin));
   for (long long i = 0; i < steps; ++i)
     asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(p) : "l"(next + p));
@@ -104,21 +83,23 @@ extern "C" __global__ void atomic_add(float* data, long long words, long long re
 extern "C" __global__ void __launch_bounds__(256) stream_cp_async(const uint4* data, long long vectors_per_cta,
                                                                   long long stages, long long repeats) {
   extern __shared__ uint4 ring[];
-  const long long count = vectors_per_cta / 1024;
-  const uint4* base = data + vectors_per_cta * blockIdx.x;
-  unsigned shared = (unsigned)__cvta_generic_to_shared(ring);
-  for (long long t = 0; t < count * repeats + stages; ++t) {
-    if (t < count * repeats) {
-      long long s = t % stages;
-      const uint4* from = base + (t % count) * 1024 + threadIdx.x;
+  const int count = (int)(vectors_per_cta / 1024), total = count * (int)repeats, depth = (int)stages;
+  const uint4* base = data + vectors_per_cta * blockIdx.x + threadIdx.x;
+  const unsigned shared = (unsigned)__cvta_generic_to_shared(ring) + threadIdx.x * 16;
+  int slot = 0, tile = 0;
+  for (int t = 0; t < total + depth; ++t) {
+    if (t < total) {
+      const uint4* from = base + tile * 1024;
       #pragma unroll
       for (int u = 0; u < 4; ++u)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::
-                     "r"(shared + (unsigned)((s * 1024 + u * 256 + threadIdx.x) * 16)), "l"(from + u * 256));
+                     "r"(shared + (unsigned)(slot * 16384 + u * 4096)), "l"(from + u * 256));
+      if (++slot == depth) slot = 0;
+      if (++tile == count) tile = 0;
     }
     asm volatile("cp.async.commit_group;");
-    if (stages == 2) asm volatile("cp.async.wait_group 1;");
-    else if (stages == 4) asm volatile("cp.async.wait_group 3;");
+    if (depth == 2) asm volatile("cp.async.wait_group 1;");
+    else if (depth == 4) asm volatile("cp.async.wait_group 3;");
     else asm volatile("cp.async.wait_group 7;");
   }
 }
@@ -128,25 +109,53 @@ extern "C" __global__ void stream_bulk(const char* data, long long bytes_per_cta
   extern __shared__ __align__(128) char space[];
   __shared__ __align__(8) unsigned long long barriers[16];
   if (threadIdx.x != 0) return;
-  unsigned barrier = (unsigned)__cvta_generic_to_shared(barriers);
-  unsigned shared = (unsigned)__cvta_generic_to_shared(space);
-  for (int s = 0; s < stages; ++s) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barrier + 8 * s));
+  const unsigned barrier = (unsigned)__cvta_generic_to_shared(barriers), piece = (unsigned)bytes;
+  const unsigned shared = (unsigned)__cvta_generic_to_shared(space);
+  const int count = (int)(bytes_per_cta / bytes), total = count * (int)repeats, depth = (int)stages;
+  for (int s = 0; s < depth; ++s) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(barrier + 8 * s));
   asm volatile("fence.proxy.async.shared::cta;");
-  const long long count = bytes_per_cta / bytes, total = count * repeats;
   const char* base = data + bytes_per_cta * blockIdx.x;
-  for (long long t = 0; t < total + stages; ++t) {
-    unsigned s = (unsigned)(t % stages);
-    if (t >= stages) {
-      unsigned parity = (unsigned)((t / stages - 1) & 1), done = 0;
+  int slot = 0, tile = 0; unsigned parity = 1;
+  for (int t = 0; t < total + depth; ++t) {
+    if (t >= depth) {
+      unsigned done = 0;
       while (!done)
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done) : "r"(barrier + 8 * s), "r"(parity) : "memory");
+                     : "=r"(done) : "r"(barrier + 8 * slot), "r"(parity) : "memory");
     }
     if (t < total) {
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier + 8 * s), "r"((unsigned)bytes));
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier + 8 * slot), "r"(piece));
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-                   "r"(shared + s * (unsigned)bytes), "l"(base + (t % count) * bytes), "r"((unsigned)bytes),
-                   "r"(barrier + 8 * s) : "memory");
+                   "r"(shared + slot * piece), "l"(base + (long long)tile * bytes), "r"(piece),
+                   "r"(barrier + 8 * slot) : "memory");
+      if (++tile == count) tile = 0;
+    }
+    if (++slot == depth) { slot = 0; parity ^= 1; }
+  }
+}
+"""
+
+MIX_SOURCE = r"""
+// a CTA moves one tile of 4 x blockDim words: reads it from {READS} streams and writes it to {WRITES}, `repeats` times
+extern "C" __global__ void mix_stream(const uint4* in, uint4* out, long long vectors, long long repeats) {
+  for (long long r = 0; r < repeats; ++r) {
+    for (long long tile = blockIdx.x; tile * 4 * blockDim.x < vectors; tile += gridDim.x) {
+      const long long first = tile * 4 * blockDim.x + threadIdx.x;
+      uint4 v[{READS}][4];
+      #pragma unroll
+      for (int s = 0; s < {READS}; ++s)
+        #pragma unroll
+        for (int u = 0; u < 4; ++u)
+          asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[s][u].x), "=r"(v[s][u].y), "=r"(v[s][u].z),
+                       "=r"(v[s][u].w) : "l"(in + s * vectors + first + u * blockDim.x));
+      #pragma unroll
+      for (int s = 1; s < {READS}; ++s)
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) v[0][u].x ^= v[s][u].x;
+      #pragma unroll
+      for (int w = 0; w < {WRITES}; ++w)
+        #pragma unroll
+        for (int u = 0; u < 4; ++u) out[w * vectors + first + u * blockDim.x] = v[0][u];
     }
   }
 }
@@ -159,8 +168,10 @@ extern "C" __global__ void pipe(float* sink, long long* cycles, long long iterat
   float x[CHAINS], y[CHAINS], acc[CHAINS]; unsigned packed = 0;
   #pragma unroll
   for (int i = 0; i < CHAINS; ++i) { x[i] = seed + 0.01f * i + threadIdx.x * 1e-5f; y[i] = x[i] * 0.5f; acc[i] = seed; }
+  __shared__ unsigned long long first, last;
+  if (threadIdx.x == 0) { first = ~0ull; last = 0; }
   __syncthreads();
-  long long begin, end;
+  unsigned long long begin, end;  // a warp can be held back before it reads the counter: take the earliest reading
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(begin) :: "memory");
   for (long long t = 0; t < iterations; ++t) {
     #pragma unroll
@@ -168,17 +179,18 @@ extern "C" __global__ void pipe(float* sink, long long* cycles, long long iterat
       {BODY}
     }
   }
-  __syncthreads();
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(end) :: "memory");
+  if (threadIdx.x % 32 == 0) { atomicMin(&first, begin); atomicMax(&last, end); }
+  __syncthreads();
   float sum = __uint_as_float(packed);
   #pragma unroll
   for (int i = 0; i < CHAINS; ++i) sum += x[i] + y[i] + acc[i];
   if (sum == 1.2345e30f) sink[0] = sum;
-  if (threadIdx.x == 0) cycles[blockIdx.x] = end - begin;
+  if (threadIdx.x == 0) cycles[blockIdx.x] = (long long)(last - first);
 }
 """
 
-_EACH = "_Pragma(\"unroll\") for (int i = 0; i < CHAINS; ++i) { "
+_EACH = '_Pragma("unroll") for (int i = 0; i < CHAINS; ++i) { '
 EX2 = 'asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x[i])); '
 FMA = 'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(acc[i]) : "f"(y[i]), "f"(seed)); '
 ADD = 'asm volatile("add.f32 %0, %0, %1;" : "+f"(acc[i]) : "f"(y[i])); '
@@ -200,8 +212,8 @@ SHUFFLE = 'asm volatile("shfl.sync.bfly.b32 %0, %0, 1, 31, 0xffffffff;" : "+f"(x
 
 
 def each(*operations: str) -> str:
-    """A loop body that applies ``operations`` to each of the eight chains."""
-    return _EACH + "".join(operations) + "}"
+    """A loop body that applies each operation to the eight chains in turn (so that a chain never waits for itself)."""
+    return " ".join(_EACH + operation + "}" for operation in operations)
 
 
 # name -> (body, elements per thread and trip: 4 rounds x 8 chains)
@@ -239,8 +251,8 @@ extern "C" __global__ void shared_read(float* sink, long long* cycles, long long
   for (long long t = 0; t < iterations; ++t) {
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
-      uint4 v; asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                            : "r"(base + u * 2048));
+      uint4 v; asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                            : "r"((base ^ (unsigned)((t & 3) << 11)) + u * 2048));
       sum += v.x ^ v.y ^ v.z ^ v.w;
     }
   }
@@ -260,7 +272,8 @@ extern "C" __global__ void shared_ldmatrix(float* sink, long long* cycles, long 
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
       uint4 v; asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                            : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(base + u * 2048));
+                            : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                            : "r"((base ^ (unsigned)((t & 3) << 11)) + u * 2048));
       sum += v.x ^ v.y ^ v.z ^ v.w;
     }
   }
@@ -375,6 +388,11 @@ def wgmma_source(columns: int) -> str:
     text = WGMMA_SOURCE.replace("{{REGISTERS}}", registers).replace("{OUTPUTS}", outputs)
     text = text.replace("%{A}", f"%{count}").replace("%{B}", f"%{count + 1}")
     return text.replace("{N}", str(columns))
+
+
+def mix_source(reads: int, writes: int) -> str:
+    """Streaming kernel that reads ``reads`` arrays and writes ``writes``."""
+    return MIX_SOURCE.replace("{READS}", str(reads)).replace("{WRITES}", str(writes))
 
 
 def pipe_source(name: str) -> str:

@@ -103,18 +103,16 @@ def hbm_streams(bench: Bench) -> Iterator[Row]:
         yield bench.bandwidth("hbm_read", label, size, lambda v=vectors: memory["read_repeat"](grid, 512, big, v, 1, bench.sink))
         yield bench.bandwidth("hbm_write", label, size, lambda v=vectors: memory["write_stream"](grid, 512, other, v, bench.sink))
         yield bench.bandwidth(
-            "hbm_copy_grid_stride", label, 2 * size, lambda v=vectors: memory["mix_stream"](grid, 512, big, other, v, 1, 1)
-        )
-        yield bench.bandwidth(
             "hbm_copy_chunked", label, 2 * size, lambda v=vectors: memory["copy_chunked"](grid, 512, big, other, v)
         )
         words = size // 4
         yield bench.bandwidth("hbm_copy_torch", label, 2 * size, lambda w=words: other[:w].copy_(big[:w]))
     vectors = (1 << 30) // 16
     for reads, writes in ((4, 1), (3, 1), (2, 1), (1, 1), (1, 2)):
+        kernel = CudaModule(sources.mix_source(reads, writes))["mix_stream"]
         yield bench.bandwidth(
             "hbm_mix", f"reads={reads};writes={writes};bytes={1 << 30}", (reads + writes) * (1 << 30),
-            lambda r=reads, w=writes: memory["mix_stream"](grid, 512, big, other, vectors, r, w),
+            lambda k=kernel: k(vectors // 1024, 256, big, other, vectors, 1),
         )  # fmt: skip
     for size in (MIB, 4 * MIB, 16 * MIB, 64 * MIB):
         yield bench.bandwidth(
@@ -133,10 +131,11 @@ def l2_bandwidth(bench: Bench) -> Iterator[Row]:
             lambda m=mib, r=repeats: bench.memory["read_repeat"](bench.sms * 2, 1024, data, m * MIB // 16, r, bench.sink),
             repetitions=5,
         )  # fmt: skip
-    for mib in (8, 24):
+    copy = CudaModule(sources.mix_source(1, 1))["mix_stream"]
+    for mib in (4, 8, 12, 16, 20, 24):
         yield bench.bandwidth(
-            "l2_copy", f"bytes={mib * MIB}", 2 * mib * MIB,
-            lambda m=mib: bench.memory["mix_stream"](bench.sms * 2, 1024, data, data[32 * MIB :], m * MIB // 16, 1, 1),
+            "l2_copy", f"bytes={mib * MIB};counted=read+write", 2 * mib * MIB * 50,
+            lambda m=mib: copy(bench.sms * 4, 256, data, data[32 * MIB :], m * MIB // 16, 50),
         )  # fmt: skip
     floats = bench.torch.zeros(64 * MIB // 4, device="cuda")
     for mib in (1, 16, 48):
@@ -148,22 +147,29 @@ def l2_bandwidth(bench: Bench) -> Iterator[Row]:
 
 
 def latency(bench: Bench) -> Iterator[Row]:
-    """Dependent loads over a random cycle of 128-byte lines: L2 and HBM latency in cycles by footprint."""
+    """Dependent loads over a random cycle of 128-byte lines: L2 and HBM latency in cycles by footprint.
+
+    Each repetition starts elsewhere in the cycle, behind a read of the footprint (up to 64 MiB) or an emptied L2 (above).
+    """
     torch = bench.torch
     for mib in (1, 4, 16, 24, 32, 40, 48, 56, 64, 96, 256, 1024, 4096, 16384):
         lines = mib * MIB // 128
         order = torch.randperm(lines, device="cuda")
         chain = torch.empty(lines * 16, device="cuda", dtype=torch.int64)
         chain[order * 16] = order.roll(-1) * 16
-        steps = 16384 if mib <= 64 else 8192
+        steps = 8192
         values = []
-        for _ in range(3):
-            bench.memory["chase"](1, 1, chain, steps, bench.cycles)
+        for repetition in range(5):
+            if mib <= 64:  # brings the footprint into L2 as far as it fits
+                bench.memory["read_repeat"](bench.sms * 2, 512, chain, lines * 8, 2, bench.sink)
+            else:
+                bench.timer.flush()
+            start = int(order[(repetition * 7919 + 13) * 1000003 % lines]) * 16
+            bench.memory["chase"](1, 1, chain, start, steps, bench.cycles)
             torch.cuda.synchronize()
             values.append(float(bench.cycles[0]) / steps)
-        yield Row("latency_chase", f"bytes={mib * MIB}", "latency", "cycles", quantile(values, 0.5), min(values), 3)
+        yield Row("latency_chase", f"bytes={mib * MIB}", "latency", "cycles", quantile(values, 0.5), min(values), 5)
         del chain, order
-    # where the whole chain of a small footprint was just written, it is in L2; the large ones miss every time
 
 
 def cta_streams(bench: Bench) -> Iterator[Row]:

@@ -26,7 +26,7 @@ SPAN_COLUMNS = (
 )
 METHOD = (
     "method: median over repetitions; cold = a 512 MB buffer is read before each; graph = events around one graph replay "
-    "queued behind the flush; kernel = launches queued behind the flush; eager = GPU idle at the first launch; "
+    "queued behind the flush, after 0.1 s of idling; kernel = launches queued behind the flush; eager = GPU idle at the first launch; "
     "clock = counted SM cycles over the global timer around the case"
 )
 

@@ -20,9 +20,9 @@ from simulator.measure.cuda_sources import TIMING_SOURCE
 
 FLUSH_BYTES = 512_000_000
 HIDE_LAUNCHES_CYCLES = 4_000_000  # about 2 ms: longer than any case takes to launch from Python
-SECONDS_A_CASE = 0.10  # repetitions stop here
+SECONDS_A_CASE = 0.04  # repetitions stop here: longer bursts run into the power cap's slow control loop
+SETTLE_SECONDS = 0.10  # idle before a case, so that the one before it does not lower this one's clock
 MAX_REPETITIONS = 25
-CLOCK_REPETITIONS = 3
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Timer:
         self.sms = torch.cuda.get_device_properties(0).multi_processor_count
         self._flush_buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), device="cuda", dtype=torch.int32)
         self._sink = torch.zeros(4, device="cuda", dtype=torch.int32)
-        self._stamps = torch.zeros(2, self.sms * 3, device="cuda", dtype=torch.int64)
+        self._stamps = torch.zeros(2 * MAX_REPETITIONS, self.sms * 3, device="cuda", dtype=torch.int64)
         self.stream = torch.cuda.Stream()
 
     def flush(self) -> None:
@@ -103,14 +103,15 @@ class Timer:
         self.module["iosim_flush_l2"](self.sms * 4, 512, self._flush_buffer, FLUSH_BYTES // 16, self._sink)
 
     def stamp(self, which: int) -> None:
-        """Queue a reading of every SM's cycle counter and of the global timer into slot 0 or 1."""
+        """Queue a reading of every SM's cycle counter and of the global timer into a slot."""
         self.module["iosim_stamp"](self.sms, 32, self._stamps[which])
 
-    def clock_mhz(self) -> float | None:
-        """Median over the SMs of Δcycles/Δtime between the two stamps of the last finished pair."""
+    def clock_mhz(self, before_slot: int = 0, after_slot: int = 1) -> float | None:
+        """Median over the SMs of Δcycles/Δtime between two stamps (waits for the GPU)."""
         self.torch.cuda.synchronize()
         before, after = (
-            {row[0]: (row[1], row[2]) for row in self._stamps[which].view(-1, 3).tolist()} for which in (0, 1)
+            {row[0]: (row[1], row[2]) for row in self._stamps[slot].view(-1, 3).tolist()}
+            for slot in (before_slot, after_slot)
         )
         rates = [
             (after[sm][0] - before[sm][0]) * 1e3 / (after[sm][1] - before[sm][1])
@@ -119,7 +120,7 @@ class Timer:
         ]
         return quantile(rates, 0.5) if rates else None
 
-    def measure_clock(self, run, repetitions: int = CLOCK_REPETITIONS, cold: bool = True) -> float | None:
+    def measure_clock(self, run, repetitions: int = 3, cold: bool = True) -> float | None:
         """SM clock in MHz while ``run`` executes, median over ``repetitions``."""
         rates = []
         for _ in range(repetitions):
@@ -144,21 +145,30 @@ class Timer:
             graph.capture_end()
         return graph
 
-    def time_events(self, launch, repetitions: int, *, cold: bool, hide: bool, idle: bool = False) -> list[float]:
-        """Event times in µs of ``launch``, one a repetition; ``hide`` queues a spin first, ``idle`` waits for the GPU."""
+    def time_events(
+        self, launch, repetitions: int, *, cold: bool, hide: bool, idle: bool = False, stamps: bool = False
+    ) -> list[float]:
+        """Event times in µs of ``launch``, one a repetition.
+
+        ``hide`` queues a spin first, ``idle`` waits for the GPU first, ``stamps`` fills slots 2i and 2i+1 around the events.
+        """
         torch = self.torch
         pairs = []
-        for _ in range(repetitions):
+        for index in range(repetitions):
             if hide:
                 torch.cuda._sleep(HIDE_LAUNCHES_CYCLES)
             if cold:
                 self.flush()
+            if stamps:
+                self.stamp(2 * index)
             if idle:
                 torch.cuda.synchronize()
             pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             pair[0].record()
             launch()
             pair[1].record()
+            if stamps:
+                self.stamp(2 * index + 1)
             pairs.append(pair)
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
@@ -178,19 +188,25 @@ class Timer:
             prepared.run()
             torch.cuda.synchronize()
             estimate_s = time.perf_counter() - begin
-            repetitions = max(3 if estimate_s > 0.05 else 7, min(MAX_REPETITIONS, int(SECONDS_A_CASE / estimate_s)))
+            least = 3 if estimate_s > 0.01 else 7
+            repetitions = max(least, min(MAX_REPETITIONS, int(SECONDS_A_CASE / estimate_s)))
             cold = case.l2_state == "cold"
             method = case.timing
-            if case.timing == "graph" and not prepared.graph_safe:
-                raise InputError(f"{kernel.name} cannot be captured in a graph; ask for timing=kernel")
+            launch = prepared.run
             if case.timing == "graph":
+                if not prepared.graph_safe:
+                    raise InputError(f"{kernel.name} cannot be captured in a graph; ask for timing=kernel")
                 graph = self.capture(prepared.run)
                 graph.replay()
-                times = self.time_events(graph.replay, repetitions, cold=cold, hide=not cold)
-            else:
-                hide = case.timing == "kernel"
-                times = self.time_events(prepared.run, repetitions, cold=cold, hide=hide, idle=not hide)
-            clock = self.measure_clock(prepared.run, 2 if estimate_s > 0.05 else CLOCK_REPETITIONS, cold)
+                launch = graph.replay
+                torch.cuda.synchronize()
+            time.sleep(SETTLE_SECONDS)
+            hide = case.timing == "kernel" or (case.timing == "graph" and not cold)
+            idle = case.timing == "eager"
+            times = self.time_events(launch, repetitions, cold=cold, hide=hide, idle=idle, stamps=True)
+            rates = [self.clock_mhz(2 * index, 2 * index + 1) for index in range(repetitions)]
+            rates = [rate for rate in rates if rate is not None]
+            clock = quantile(rates, 0.5) if rates else None
             power, temperature = self.board.power_w(), self.board.temperature_c()
         return Timing(
             quantile(times, 0.5), min(times), quantile(times, 0.9), len(times), clock, power, temperature, method
