@@ -254,9 +254,11 @@ def decode() -> Iterator[Case]:
         yield fa3("splits", 32, 2048, num_splits=splits)
     for page_size in (1, 16, 64, 128, 256):
         yield fa3("paged", 16, 8192, page_size=page_size, kv_capacity=8192, counters=page_size in (16, 128))
-        yield fa3("paged", 64, 4096, page_size=page_size, kv_capacity=4096)
-    yield fa3("paged", 4, 8192, seqlen_q=512, page_size=64, kv_capacity=8192, causal=True)
-    yield fa3("paged", 4, 8192, seqlen_q=512, page_size=256, kv_capacity=8192, causal=True)
+        wide = fa3("paged", 64, 4096, page_size=page_size, kv_capacity=4096)
+        yield replace(wide, family="decode_fa3_paged_wide")
+    for page_size in (64, 256):
+        prefill = fa3("paged", 4, 8192, seqlen_q=512, page_size=page_size, kv_capacity=8192, causal=True)
+        yield replace(prefill, family="decode_fa3_paged_prefill")
     for batch, seqlen_k, capacity in ((1, 8192, 8192), (16, 8192, 8192), (64, 2048, 2048), (16, 4096, 8192),
                                       (16, 1024, 16384), (1, 1024, 131072)):  # fmt: skip
         yield fa3("capacity", batch, seqlen_k, kv_capacity=capacity, counters=True)
