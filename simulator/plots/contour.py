@@ -1,0 +1,99 @@
+"""Iso-performance: lines of equal time (or bytes) over two hardware parameters, on a map of what limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from simulator.plots.rows import Row
+from simulator.plots.style import INK, MUTED, new_figure, picture_style, text_colour, tint
+
+if TYPE_CHECKING:
+    from simulator.require import Cell, Target
+
+PICTURE = "require"
+#: Limiter -> colour of its region (Okabe and Ito's set, very pale: the lines carry the numbers).
+LIMITER_COLOURS = {
+    "tensor": "#0072B2",
+    "exp": "#CC79A7",
+    "fp32": "#56B4E9",
+    "smem": "#009E73",
+    "l2": "#F0E442",
+    "hbm": "#E69F00",
+    "latency": "#999999",
+    "imbalance": "#D55E00",
+    "launch": "#000000",
+}
+
+
+def contour_rows(cells: Iterable[Cell], keys: tuple[str, str], values: Sequence[float], target: Target) -> list[Row]:
+    """A row for each design; ``values`` are today's values of the two ``keys`` (1 for a group of rates)."""
+    return [
+        {
+            "picture": PICTURE,
+            "algorithm": target.algorithm,
+            "metric": target.metric,
+            "target": target.limit,
+            "x_parameter": keys[0],
+            "y_parameter": keys[1],
+            "x_factor": cell.x,
+            "y_factor": cell.y,
+            "x_value": values[0] * cell.x,
+            "y_value": values[1] * cell.y,
+            "value": cell.value,
+            "limiter": cell.limiter,
+            "error": cell.error,
+        }
+        for cell in cells
+    ]
+
+
+def plot_contour(rows: Sequence[Row], gpu: str):
+    """``(figure, axes)``: lines of equal metric, the target's drawn thick, today's design as a dot."""
+    import numpy as np
+    from matplotlib.colors import ListedColormap
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    from simulator.wording import scaled, time_text
+
+    shown = time_text if rows[0]["metric"] == "time" else lambda v: scaled(v, "B")
+    x = sorted({row["x_factor"] for row in rows})
+    y = sorted({row["y_factor"] for row in rows})
+    table = {(row["x_factor"], row["y_factor"]): row for row in rows}
+    values = np.array([[table[a, b]["value"] or np.nan for a in x] for b in y], float)
+    limiters = [name for name in LIMITER_COLOURS if any(row["limiter"] == name for row in rows)]
+    index = {name: i for i, name in enumerate(limiters)}
+    regions = np.array([[index.get(table[a, b]["limiter"], np.nan) for a in x] for b in y], float)
+    algorithm, target = rows[0]["algorithm"], rows[0]["target"]
+    with picture_style():
+        figure = new_figure(6.4, 5.2)
+        ax = figure.subplots()
+        colours = ListedColormap([tint(LIMITER_COLOURS[name], 0.22) for name in limiters])
+        ax.pcolormesh(x, y, np.ma.masked_invalid(regions), cmap=colours, vmin=-0.5, vmax=len(limiters) - 0.5)
+        data = np.ma.masked_invalid(values)
+        if data.count() and data.min() < data.max():
+            levels = np.geomspace(data.min(), data.max(), 9)[1:-1]
+            lines = ax.contour(x, y, data, levels, colors=MUTED, linewidths=0.8)
+            ax.clabel(lines, fmt=shown, fontsize=7)
+            if data.min() < target < data.max():
+                ax.contour(x, y, data, [target], colors=[text_colour(algorithm)], linewidths=2.4)
+        ax.plot(1.0, 1.0, "o", color=INK, markersize=5)
+        ax.annotate("today", (1.0, 1.0), xytext=(5, 4), textcoords="offset points", fontsize=8)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
+        for axis, name in ((ax.xaxis, rows[0]["x_parameter"]), (ax.yaxis, rows[0]["y_parameter"])):
+            axis.set_major_formatter(lambda value, _: f"x{value:g}")
+            axis.set_label_text(f"{_name(name)}, times that of {gpu}")
+        what = "time" if rows[0]["metric"] == "time" else f"{rows[0]['metric'].upper()} bytes"
+        ax.set_title(f"{algorithm}: {what}", loc="left")
+        handles = [Patch(color=tint(LIMITER_COLOURS[name], 0.22), label=f"limited by {name}") for name in limiters]
+        handles.append(Line2D([], [], color=text_colour(algorithm), linewidth=2.4, label=f"target {shown(target)}"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure, ax
+
+
+def _name(key: str) -> str:
+    from simulator.sensitivity import PARAMETERS
+
+    return PARAMETERS.get(key, key)
