@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from simulator.errors import InputError
@@ -20,7 +21,8 @@ class AttentionProblem:
     V ``[batch, kv_heads, seqlen_k, head_dim_v]``. ``causal`` aligns the mask to the bottom right
     corner (query ``i`` sees keys ``<= i + seqlen_k - seqlen_q``), as FlashAttention does.
     ``window`` is ``(left, right)`` in keys around the diagonal, ``-1`` meaning unbounded.
-    ``num_splits`` ``None`` leaves the choice to the library's heuristic.
+    ``num_splits`` ``None`` leaves the choice to the library's heuristic. ``seqlens_q``/``seqlens_k`` give each sequence
+    its own length, the longest being at most ``seqlen_q``/``seqlen_k``.
     """
 
     batch: int = 1
@@ -67,6 +69,29 @@ class AttentionProblem:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}: {value} is not a positive whole number")
+        if self.softcap < 0:
+            raise InputError(f"softcap: {self.softcap} is negative; 0 means none")
+        if self.window is not None and (len(self.window) != 2 or min(self.window) < -1):
+            raise InputError(f"window: {self.window!r} is not (left, right) in keys, -1 meaning unbounded")
+        for name in ("seqlens_q", "seqlens_k"):
+            self._check_lengths(name, getattr(self, name), getattr(self, name.replace("lens", "len")))
+
+    def _check_lengths(self, name: str, lengths: tuple[int, ...] | None, longest: int) -> None:
+        if lengths is None:
+            return
+        object.__setattr__(self, name, tuple(lengths))
+        if len(lengths) != self.batch:
+            raise InputError(f"{name}: {len(lengths)} lengths for batch {self.batch}; give one a sequence")
+        for length in lengths:
+            if not 1 <= length <= longest:
+                size = name.replace("lens", "len")
+                raise InputError(f"{name}: {length} is outside 1 .. {size} ({longest})")
+
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        """Queries and keys of each sequence of the batch."""
+        q = self.seqlens_q if self.seqlens_q is not None else (self.seqlen_q,) * self.batch
+        k = self.seqlens_k if self.seqlens_k is not None else (self.seqlen_k,) * self.batch
+        return tuple(zip(q, k, strict=True))
 
     @property
     def group(self) -> int:
@@ -78,31 +103,41 @@ class AttentionProblem:
         """Bytes of one element of Q, K and V."""
         return DTYPE_BYTES[self.dtype]
 
-    def unmasked_pairs_per_head(self) -> int:
-        """Number of (query, key) pairs of one head that the mask leaves, exactly."""
-        sq, sk = self.seqlen_q, self.seqlen_k
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Keys that a query sees left and right of its diagonal (-1: all), causal mask and window together."""
         left, right = self.window if self.window is not None else (-1, -1)
-        if self.causal:
-            right = 0 if right < 0 else min(right, 0)
-        if left < 0 and right < 0:
-            return sq * sk
-        total, shift = 0, sk - sq
-        if left < 0 and right == 0:
-            # rows see min(i + shift + 1, sk) keys: an arithmetic series without a loop over rows
-            first = max(0, -shift)
-            rows = sq - first
-            return max(0, rows * (first + shift + 1) + rows * (rows - 1) // 2) if rows > 0 else 0
-        for i in range(sq):
-            lo = 0 if left < 0 else max(0, i + shift - left)
-            hi = sk - 1 if right < 0 else min(sk - 1, i + shift + right)
-            total += max(0, hi - lo + 1)
-        return total
+        return left, 0 if self.causal else right
+
+    def unmasked_pairs_per_head(self) -> int:
+        """(query, key) pairs of one head that causal mask and window leave in a sequence of ``seqlen_q`` queries and
+        ``seqlen_k`` keys, exactly."""
+        return unmasked_pairs(self.seqlen_q, self.seqlen_k, *self.sides)
+
+    def unmasked_pairs(self) -> int:
+        """The same summed over the sequences of the batch, each with its own lengths."""
+        counts = Counter(self.sequences())
+        return sum(times * unmasked_pairs(*lengths, *self.sides) for lengths, times in counts.items())
 
     def flops(self) -> int:
         """Nominal FLOPs: two GEMMs over the unmasked pairs; backward counts 2.5 times the forward pass."""
-        forward = 2 * self.batch * self.heads * self.unmasked_pairs_per_head() * (self.head_dim + self.head_dim_v)
+        forward = 2 * self.heads * self.unmasked_pairs() * (self.head_dim + self.head_dim_v)
         return {"fwd": forward, "bwd": forward * 5 // 2, "fwd_bwd": forward * 7 // 2}[self.pass_]
 
     def with_(self, **changes) -> AttentionProblem:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+
+def unmasked_pairs(queries: int, keys: int, left: int, right: int) -> int:
+    """Pairs with ``-left <= key - diagonal <= right`` (-1: no bound), the diagonal ending at the last key; no loop."""
+
+    def below(offset: int) -> int:
+        """Sum over queries ``i`` of the keys with an index below ``i + offset``."""
+        first, full = max(0, 1 - offset), max(0, keys - offset)
+        rising = range(min(first, queries), min(max(first, full), queries))
+        return len(rising) * (rising.start + rising.stop - 1 + 2 * offset) // 2 + keys * (queries - rising.stop)
+
+    shift = keys - queries
+    seen = below(shift + right + 1) if right >= 0 else queries * keys
+    return seen - (below(shift - left) if left >= 0 else 0)
