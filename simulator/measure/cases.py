@@ -1,7 +1,8 @@
 """Measurement cases: the input columns of ``predict``, read from and written to CSV.
 
-A case list is a CSV whose columns are :data:`INPUT_COLUMNS` plus ``case_id`` (unique), ``family`` (the shape family that a
-split assigns as a whole), ``counters`` (1: also wanted under the profiler) and ``mix`` (1: instruction counts wanted too).
+A case list is a CSV whose columns are :data:`INPUT_COLUMNS` plus ``case_id`` (unique), ``family`` (the shape family
+that a split assigns as a whole), ``counters`` (1: also wanted under the profiler) and ``mix`` (1: instruction counts
+wanted too).
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Case:
     def resident_bytes(self) -> int:
         """A generous estimate of the device memory that measuring this case allocates, in bytes."""
         rows = max(self.seqlen_k, self.kv_capacity or 0) * self.kv_heads
-        inputs = self.batch * (self.seqlen_q * self.heads + rows) * (self.head_dim + self.value_dim) * self.element_bytes
+        inputs = (
+            self.batch * (self.seqlen_q * self.heads + rows) * (self.head_dim + self.value_dim) * self.element_bytes
+        )
         scores = 0
         if self.algorithm == "standard":
             scores = self.batch * self.heads * self.seqlen_q * self.seqlen_k * self.element_bytes

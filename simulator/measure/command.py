@@ -13,7 +13,9 @@ from simulator.errors import InputError
 
 def measure(
     cases: Annotated[Path | None, typer.Option(help="case list (CSV, the columns of predict)")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="result CSV; an existing one is resumed")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="result CSV; an existing one is resumed")
+    ] = None,
     counters: Annotated[bool, typer.Option("--counters", help="hardware counters under Nsight Compute")] = False,
     spans: Annotated[bool, typer.Option("--spans", help="duration of each kernel (CUPTI activity records)")] = False,
     microbench: Annotated[bool, typer.Option("--microbench", help="measure the chip itself")] = False,
@@ -29,15 +31,30 @@ def measure(
 ) -> None:
     """Measure attention kernels or the chip on this machine's GPU (needs the extra [measure])."""
     try:
-        _measure(cases, output, counters, spans, microbench, check, list_, metrics, launches, only, family, marked, seed,
-                 deadline)  # fmt: skip
+        _measure(
+            cases,
+            output,
+            counters,
+            spans,
+            microbench,
+            check,
+            list_,
+            metrics,
+            launches,
+            only,
+            family,
+            marked,
+            seed,
+            deadline,
+        )
     except InputError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
 
 
-def _measure(cases, output, counters, spans, microbench, check, list_, metrics, launches, only, family, marked, seed,
-             deadline) -> None:  # fmt: skip
+def _measure(
+    cases, output, counters, spans, microbench, check, list_, metrics, launches, only, family, marked, seed, deadline
+) -> None:
     from simulator.measure import kernels
 
     if list_:
@@ -97,7 +114,7 @@ def _required(output: Path | None) -> Path:
 
 
 def _check(todo) -> None:
-    from simulator.measure import kernels
+    from simulator.measure import exactness, kernels
 
     worst: Counter[str] = Counter()
     for case in todo:
@@ -107,7 +124,7 @@ def _check(todo) -> None:
             typer.echo(f"{case.case_id:40s} not run: {reason}")
             continue
         try:
-            error = kernels.relative_error(case, kernel.prepare(case))
+            error = exactness.relative_error(case, kernel.prepare(case))
         except Exception as failure:
             typer.echo(f"{case.case_id:40s} FAILED {type(failure).__name__}: {str(failure)[:200]}")
             continue

@@ -1,7 +1,8 @@
 """Hardware counters under Nsight Compute: one cold start a case, no flush between its kernels, one pass a metric set.
 
-``ncu --cache-control all`` would flush before every kernel and so hide the reuse between a case's kernels. The target process
-empties L2 itself, then profiles the case's launches only. A marker launch whose grid size is the case's number opens each case.
+``ncu --cache-control all`` would flush before every kernel and so hide the reuse between a case's kernels. The target
+process empties L2 itself, then profiles the case's launches only. A marker launch whose grid size is the case's number
+opens each case.
 """
 
 from __future__ import annotations
@@ -88,14 +89,28 @@ def ncu_command(metric_set: str, case_file: str, log: str, errors: str, deadline
         raise InputError("ncu is not on the PATH; expected Nsight Compute's command line (part of the CUDA toolkit)")
     return [
         ncu,
-        "--clock-control", "none",
-        "--cache-control", "none",
-        "--profile-from-start", "off",
-        "--csv", "--page", "raw", "--print-units", "base",
-        "--metrics", ",".join(METRIC_SETS[metric_set]),
-        "--log-file", log,
-        sys.executable, "-m", "simulator.measure.counters_target", case_file, errors, str(deadline_s),
-    ]  # fmt: skip
+        "--clock-control",
+        "none",
+        "--cache-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--metrics",
+        ",".join(METRIC_SETS[metric_set]),
+        "--log-file",
+        log,
+        sys.executable,
+        "-m",
+        "simulator.measure.counters_target",
+        case_file,
+        errors,
+        str(deadline_s),
+    ]
 
 
 def number(text: str) -> float | None:
@@ -169,7 +184,10 @@ def run_counters(
 ) -> int:
     """Profile every case not yet in ``path`` in one process under ncu. Returns the number of rows written."""
     metrics = METRIC_SETS[metric_set]
-    header = [*describe_machine(Board().driver()), f"method: ncu, metric set {metric_set}: {' '.join(metrics)}; L2 emptied once a case"]
+    header = [
+        *describe_machine(Board().driver()),
+        f"method: ncu, metric set {metric_set}: {' '.join(metrics)}; L2 emptied once a case",
+    ]
     results = ResultFile(path, COUNTER_COLUMNS, header)
     launches_file = None
     if launches_path:
@@ -195,7 +213,11 @@ def run_counters(
             results.append({**case.to_row(), **summarise(by_case[case.case_id])})
             for index, row in enumerate(by_case[case.case_id] if launches_file else ()):
                 launch = {"launch_id": f"{case.case_id}/{index}", "case_id": case.case_id, "launch_index": index}
-                launch |= {"kernel_name": row["Kernel Name"][:160], "grid": row["Grid Size"], "block": row["Block Size"]}
+                launch |= {
+                    "kernel_name": row["Kernel Name"][:160],
+                    "grid": row["Grid Size"],
+                    "block": row["Block Size"],
+                }
                 launches_file.append(launch | {metric: number(row.get(metric, "")) for metric in metrics})
         else:
             continue

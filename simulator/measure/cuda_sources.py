@@ -1,7 +1,7 @@
 """CUDA C++ of the helper kernels and microbenchmarks, as strings for :mod:`simulator.measure.cuda_module`.
 
-Every integer parameter is ``long long`` (the launcher passes Python ints so). Kernels that only read keep their loads alive
-by a store that the data never triggers. ``{NAME}`` placeholders are filled by the caller with ``str.replace``.
+Every integer parameter is ``long long`` (the launcher passes Python ints so). Kernels that only read keep their loads
+alive by a store that the data never triggers. ``{NAME}`` placeholders are filled by the caller with ``str.replace``.
 """
 
 TIMING_SOURCE = r"""
@@ -26,7 +26,9 @@ extern "C" __global__ void iosim_empty() {}
 
 MEMORY_SOURCE = r"""
 __device__ __forceinline__ uint4 load_l2(const uint4* p) {
-  uint4 v; asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 __device__ __forceinline__ unsigned fold(uint4 v) { return v.x ^ v.y ^ v.z ^ v.w; }
@@ -251,7 +253,8 @@ extern "C" __global__ void shared_read(float* sink, long long* cycles, long long
   for (long long t = 0; t < iterations; ++t) {
     #pragma unroll
     for (int u = 0; u < 8; ++u) {
-      uint4 v; asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      uint4 v;
+      asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                             : "r"((base ^ (unsigned)((t & 3) << 11)) + u * 2048));
       sum += v.x ^ v.y ^ v.z ^ v.w;
     }
@@ -332,7 +335,7 @@ extern "C" __global__ void mma(float* sink, long long* cycles, long long iterati
 }
 """
 
-# wgmma m64nNk16, A and B from shared memory (unswizzled layout, contents irrelevant to the rate); one or two warpgroups.
+# wgmma m64nNk16, A and B from shared memory (no swizzle; the contents do not matter here); one or two warpgroups.
 WGMMA_SOURCE = r"""
 __device__ __forceinline__ unsigned long long descriptor(unsigned address) {
   return (unsigned long long)((address & 0x3FFFF) >> 4) | (1ull << 16) | (8ull << 32);

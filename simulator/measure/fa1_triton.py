@@ -1,9 +1,10 @@
-"""FlashAttention-1's forward schedule, as its paper states it (Dao et al., 2205.14135, algorithm 1), as a Triton kernel.
+"""FlashAttention-1's forward schedule, as its paper states it (Dao et al., 2205.14135, algorithm 1), as a Triton
+kernel.
 
-One program per (batch, head). The outer loop takes a block of K and V; the inner loop takes every block of Q and, with it,
-reads O, l and m from HBM, updates them and writes them back. O is kept in float32 between outer iterations, as the 1.x package
-keeps it, and is written once in the input's dtype by the last one. Tiles are those of the 1.x package: 16 query rows,
-256 keys (head dim 64) or 128 keys (head dim 128), 4 warps.
+One program per (batch, head). The outer loop takes a block of K and V; the inner loop takes every block of Q and, with
+it, reads O, l and m from HBM, updates them and writes them back. O is kept in float32 between outer iterations, as the
+1.x package keeps it, and is written once in the input's dtype by the last one. Tiles are those of the 1.x package: 16
+query rows, 256 keys (head dim 64) or 128 keys (head dim 128), 4 warps.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def forward(q, k, v, causal: bool, scale: float, workspace):
 
 
 def schedule_in_numpy(q, k, v, causal: bool, scale: float, rows: int, columns: int):
-    """The same loops in NumPy for one head: q (n, d), k and v (m, d). Returns (output, bytes moved between HBM and the SM).
+    """The same loops in NumPy for one head: q (n, d), k and v (m, d). Returns (output, bytes moved between HBM and the
+    SM).
 
     The bytes count 16-bit Q, K, V and final O, and 32-bit O, l and m in between: what the kernel asks for.
     """

@@ -1,4 +1,6 @@
-"""Result files: a ``#`` header that says where and how, then CSV rows that are appended one case at a time and resumed."""
+"""Result files: a ``#`` header that says where and how, then CSV rows that are appended one case at a time and
+resumed.
+"""
 
 from __future__ import annotations
 

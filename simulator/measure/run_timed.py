@@ -25,8 +25,9 @@ SPAN_COLUMNS = (
     "measured_error",
 )
 METHOD = (
-    "method: median over repetitions; cold = a 512 MB buffer is read before each; graph = events around one graph replay "
-    "queued behind the flush, after 0.1 s of idling; kernel = launches queued behind the flush; eager = GPU idle at the first launch; "
+    "method: median over repetitions, after 0.1 s of idling; cold = a 512 MB buffer is read before each; "
+    "graph = events around one graph replay queued behind the flush; kernel = launches queued behind the flush; "
+    "eager = GPU idle at the first launch; "
     "clock = counted SM cycles over the global timer around the case"
 )
 
@@ -48,11 +49,13 @@ def _fits(case: Case, torch) -> None:
     free, _ = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     if case.resident_bytes() > 0.92 * free:
-        raise InputError(f"needs about {case.resident_bytes() / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} GB are free")
+        raise InputError(
+            f"needs about {case.resident_bytes() / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} GB are free"
+        )
 
 
 def run_timed(cases: Sequence[Case], path: str, seed: int, deadline_s: float) -> tuple[int, int]:
-    """Measure every case not yet in ``path``; stop starting new ones after ``deadline_s``. Returns (written, failed)."""
+    """Measure every case not yet in ``path``; start none after ``deadline_s``. Returns (written, failed)."""
     import torch
 
     begin = time.monotonic()
@@ -101,8 +104,14 @@ def run_spans(cases: Sequence[Case], path: str, seed: int, deadline_s: float, ch
 
     begin = time.monotonic()
     timer = Timer()
-    results = ResultFile(path, SPAN_COLUMNS, [*describe_machine(timer.board.driver()), "method: CUPTI activity records, "
-                                              "cold L2, launches queued behind the flush, median of three runs"])  # fmt: skip
+    results = ResultFile(
+        path,
+        SPAN_COLUMNS,
+        [
+            *describe_machine(timer.board.driver()),
+            "method: CUPTI activity records, cold L2, launches queued behind the flush, median of three runs",
+        ],
+    )
     finished = {row_id.rsplit("/", 1)[0] for row_id in results.done}
     todo = [case for case in shuffled(cases, seed) if case.case_id not in finished]
     for start in range(0, len(todo), chunk):
@@ -150,7 +159,8 @@ def _record_runs(case: Case, timer: Timer, runs: list[str]) -> None:
 
 
 def span_rows(events: Sequence[tuple[int, int, str]], runs: Sequence[str]) -> list[dict[str, object]]:
-    """Rows from (start_ns, duration_ns, name) records: the kernels between a flush and the closing empty kernel are one run.
+    """Rows from (start_ns, duration_ns, name) records: the kernels between a flush and the closing empty kernel are one
+    run.
 
     ``runs`` names the case of each run in order. A case whose runs differ in their kernels yields a row with an error.
     """
@@ -171,7 +181,9 @@ def span_rows(events: Sequence[tuple[int, int, str]], runs: Sequence[str]) -> li
     for case_id in dict.fromkeys(runs):
         mine = [group for group, name in zip(groups, runs, strict=True) if name == case_id and group]
         if not mine or len({tuple(event[2] for event in group) for group in mine}) != 1:
-            rows.append({"row_id": f"{case_id}/0", "case_id": case_id, "measured_error": "runs differ in their kernels"})
+            rows.append(
+                {"row_id": f"{case_id}/0", "case_id": case_id, "measured_error": "runs differ in their kernels"}
+            )
             continue
         span = quantile([(group[-1][0] + group[-1][1] - group[0][0]) / 1e3 for group in mine], 0.5)
         for index, (_, _, name) in enumerate(mine[0]):

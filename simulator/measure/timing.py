@@ -1,10 +1,12 @@
-"""Time cases on the GPU: cold or warm L2, CUDA graph or queued launches, with the SM clock counted by the SMs themselves.
+"""Time cases on the GPU: cold or warm L2, CUDA graph or queued launches, with the SM clock counted by the SMs
+themselves.
 
-Method. Cold: before each repetition a kernel *reads* a 512 MB buffer (writing would leave dirty lines that the timed kernel
-pays for). ``graph``: events around one graph replay, queued behind the flush. ``kernel``: the kernels are launched one by one
-behind a flush long enough to hide their launches, so the time holds no launch gap of the host. ``eager``: the GPU is idle when
-the first launch starts. The clock comes from two one-warp-a-SM kernels around the case that read each SM's cycle counter and
-the global nanosecond timer: Δcycles/Δtime, median over the SMs (NVML reports the boost clock even while the SMs run slower).
+Method. Cold: before each repetition a kernel *reads* a 512 MB buffer (writing would leave dirty lines that the timed
+kernel pays for). ``graph``: events around one graph replay, queued behind the flush. ``kernel``: the kernels are
+launched one by one behind a flush long enough to hide their launches, so the time holds no launch gap of the host.
+``eager``: the GPU is idle when the first launch starts. The clock comes from two one-warp-a-SM kernels around the case
+that read each SM's cycle counter and the global nanosecond timer: Δcycles/Δtime, median over the SMs (NVML reports the
+boost clock even while the SMs run slower).
 """
 
 from __future__ import annotations
@@ -150,7 +152,8 @@ class Timer:
     ) -> list[float]:
         """Event times in µs of ``launch``, one a repetition.
 
-        ``hide`` queues a spin first, ``idle`` waits for the GPU first, ``stamps`` fills slots 2i and 2i+1 around the events.
+        ``hide`` queues a spin first, ``idle`` waits for the GPU first, ``stamps`` fills slots 2i and 2i+1 around the
+        events.
         """
         torch = self.torch
         pairs = []
