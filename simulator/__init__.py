@@ -3,9 +3,7 @@
 ``simulate(algorithm, problem, profile) -> Result`` is the one way in; names are imported when first used.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 _EXPORTS = {
     "simulate": "simulator.simulation",
@@ -17,18 +15,6 @@ _EXPORTS = {
     "UnsupportedError": "simulator.errors",
 }
 __all__ = sorted(_EXPORTS)
-
-
-class _Package(ModuleType):
-    """The package: ``simulator.simulation`` stays the function when the submodule of that name is imported."""
-
-    def __setattr__(self, name: str, value) -> None:
-        if name == "simulate" and isinstance(value, ModuleType):
-            value = value.simulate
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str):
