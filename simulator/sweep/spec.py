@@ -262,7 +262,7 @@ def _problem(node: yaml.Node | None, path: str, design: str) -> tuple[dict[str, 
         written = key_node.value
         column = "seqlen_q" if written == "seqlen" else written
         if column not in PROBLEM_COLUMNS:
-            fail(_at(path, key_node), f"problem.{written}", "unknown column", nearest(written, PROBLEM_COLUMNS))
+            fail(_at(path, key_node), f"problem.{written}", "unknown column", nearest(written, ["seqlen", *PROBLEM_COLUMNS]))
         if column in given:
             fail(_at(path, key_node), f"problem.{written}", f"sets {column} like '{given[column]}'", "keep one of them")
         given[column] = written
