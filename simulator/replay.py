@@ -57,11 +57,11 @@ def _push_front(block, blocks, scal):
 
 
 @njit(cache=True)
-def touch(block, mask, part, size, is_write, limit, owner, capacity, blocks, scal, counters):
+def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, counters):
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
 
-    A range too small for a bit of its own has an empty ``mask``: it lies in ``part`` and counts as missing until
-    all of the block is there.
+    A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
+    A block that holds bytes is in the list of blocks by use.
 
     Least recently used blocks are evicted until ``capacity`` holds, modified bytes going to the counter of HBM
     writes of their tensor.
@@ -69,9 +69,9 @@ def touch(block, mask, part, size, is_write, limit, owner, capacity, blocks, sca
     none = np.uint64(0)
     have = np.uint64(blocks[block, _PRESENT])
     new_bytes = size
+    held = blocks[block, _HELD]
     if mask == none:
-        mask = np.uint64(1) << np.uint64(part)
-        if blocks[block, _HELD] >= limit:
+        if held >= limit:
             new_bytes = 0
     elif have != none:
         overlap = mask & have
@@ -79,7 +79,7 @@ def touch(block, mask, part, size, is_write, limit, owner, capacity, blocks, sca
             new_bytes = 0
         elif overlap != none:
             new_bytes = size - size * _popcount(overlap) // _popcount(mask)
-    if have != none:
+    if held > 0:
         if scal[_HEAD] != block:
             _unlink(block, blocks, scal)
             _push_front(block, blocks, scal)
@@ -87,7 +87,7 @@ def touch(block, mask, part, size, is_write, limit, owner, capacity, blocks, sca
         _push_front(block, blocks, scal)
         blocks[block, _OWNER] = owner
     blocks[block, _PRESENT] = np.int64(have | mask)
-    new_bytes = min(new_bytes, limit - blocks[block, _HELD])
+    new_bytes = min(new_bytes, limit - held)
     blocks[block, _HELD] += new_bytes
     scal[_USED] += new_bytes
     if is_write:
@@ -144,15 +144,16 @@ def access_tile(tensor, head, row, rows, col, cols, kind, shape, capacity, cache
             cl, ch = max(c0, j * bc), min(c1, (j + 1) * bc)
             block_cols = min(bc, n_cols - j * bc)
             if ch - cl == block_cols:
-                low, high, extent = rl - i * br, rh - i * br, block_rows
+                mask = _range_mask(rl - i * br, rh - i * br, block_rows)
+            elif rh - rl == block_rows:
+                mask = _range_mask(cl - j * bc, ch - j * bc, block_cols)
             else:
-                low, high, extent = cl - j * bc, ch - j * bc, block_cols
-            mask = _range_mask(low, high, extent)
-            part = low * 64 // extent if mask == np.uint64(0) else 0
+                # a corner: parts are rows or columns, not both
+                mask = np.uint64(0)
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
             limit = block_rows * block_cols * esize
-            miss = touch(block, mask, part, size, kind != READ, limit, tensor, capacity, blocks, scal, counters)
+            miss = touch(block, mask, size, kind != READ, limit, tensor, capacity, blocks, scal, counters)
             total += size
             if kind != WRITE:
                 missed += miss
