@@ -12,8 +12,9 @@ import numpy as np
 
 from simulator import replay as engine
 from simulator.accesses import Access, kernel_accesses
-from simulator.memory import WIDE_COLS, L2
+from simulator.memory import L2, WIDE_COLS
 from simulator.physics import Physics
+from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
 from simulator.program import Kernel
 from simulator.sm import TICKS_PER_CYCLE
@@ -22,10 +23,6 @@ from simulator.sm_timing import SmTiming, timing_of
 
 #: Latencies (cycles beyond the port's transfer) at which the SM reading is taken.
 LATENCY_GRID_CYCLES = (200.0, 700.0, 1500.0, 4000.0, 20000.0)
-#: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
-EVENT_BUDGET = 250_000
-#: How much more may be spent where the L2 is crowded and misses depend on the CTAs' relative positions.
-CROWDED_BUDGET_FACTOR = 8
 
 
 @dataclass(frozen=True)
@@ -123,6 +120,15 @@ class _Prepared:
         within = index - np.repeat(starts, np.diff(np.append(starts, self.kernel.ctas)))
         return np.flatnonzero(within % self.bundle == 0)
 
+    def aligned(self, chunk: int, l2: L2) -> np.ndarray:
+        """By segment, the access whose L2 blocks (``chunk`` tiles each) the chunks of iterations follow; -1: none."""
+        found = np.full(len(self.segments), -1, np.int64)
+        for index, row in enumerate(self.rows):
+            tensor, _kind, segment, rows, row_step = row[0], row[1], row[2], row[3], row[7]
+            if chunk > 1 and segment >= 0 and abs(row_step) == rows and l2.shape[tensor, 3] == chunk * rows:
+                found[segment] = index
+        return found
+
     def _row(self, access: Access, l2: L2, counts: dict[str, int]) -> list[int]:
         place = access.tile
         segment, lag, repeats, inner, outer = engine.PROLOGUE, 0, 1, None, None
@@ -185,67 +191,6 @@ def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: floa
     return cta_class, overhead, first, period
 
 
-def _stream_bytes_per_head(kernel: Kernel) -> int:
-    """Bytes of one head's tensors that CTAs read inside their loops (K and V): what reuse in L2 depends on."""
-    streams = {a.tile.tensor.name: a.tile.tensor for a in kernel_accesses(kernel) if a.loops and not a.is_write}
-    return sum(t.bytes // t.heads for t in streams.values())
-
-
-def _repeating(prepared: _Prepared, slots: int, heads_share: bool) -> int:
-    """The fewest CTAs (at least two waves) after which the launch repeats itself on other heads; all, if it does not.
-
-    ``heads_share`` says that query heads of one KV head find each other's K and V in L2, so a repeat must also
-    repeat the walk over KV heads.
-    """
-    n = prepared.n
-    heads = prepared.coords.get("kv_head" if heads_share else "q_head", prepared.coords.get("q_head"))
-    if heads is None or n < 6 * slots:
-        return n
-    signature = np.vstack([prepared.seg_count, prepared.outer_count[None]])
-    for parts in range(min(n // (2 * slots), 4096), 1, -1):
-        if n % parts:
-            continue
-        period = n // parts
-        shift = heads[period:] - heads[:-period]
-        if (
-            shift[0] != 0
-            and (shift == shift[0]).all()
-            and np.array_equal(signature[:, period:], signature[:, :-period])
-        ):
-            return period
-    return n
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How finely to replay: CTAs replayed, CTAs of one repeat (0: all are replayed), iterations an event."""
-
-    simulate: int
-    repeat: int
-    chunk: int
-
-
-def _plan(prepared: _Prepared, l2: L2, slots: int, budget: int) -> _Plan:
-    n = prepared.n
-    iterations = int((prepared.seg_count * prepared.outer_count).sum())
-    if iterations + 2 * n <= budget:
-        return _Plan(n, 0, 1)
-    per_head = _stream_bytes_per_head(prepared.kernel)
-    # where K and V of the heads in flight crowd the L2, misses depend on the CTAs' phases: replay finely
-    heads = max(1, len(np.unique(prepared.coords.get("kv_head", np.zeros(1)))))
-    in_flight = 1 + slots * heads // n
-    if per_head * in_flight > l2.capacity // 2:
-        budget *= CROWDED_BUDGET_FACTOR
-    simulate, repeat = n, 0
-    if iterations + 2 * n > budget:
-        unit = _repeating(prepared, slots, heads_share=per_head <= l2.capacity)
-        keep = max(2, budget * unit // (iterations + 2 * n), -(-4 * slots // unit))
-        if keep * unit < n:
-            simulate, repeat = keep * unit, unit
-            iterations = iterations * simulate // n
-    return _Plan(simulate, repeat, max(1, -(-iterations // max(budget // 2, budget - 2 * simulate))))
-
-
 def run_kernel(
     kernel: Kernel,
     l2: L2,
@@ -275,12 +220,15 @@ def run_kernel(
     cta_class, overhead, first, period = _tables(prepared, timings, gap)
 
     n = prepared.n
-    plan = _plan(prepared, l2, slots, budget) if not log else _Plan(n, 0, 1)
+    plan = Plan(n, 0, 1) if log else plan_replay(kernel, slots, l2.capacity, budget, prepared.bundle)
+    if prepared.bundle > 1:
+        plan = Plan(n, 0, plan.chunk)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
     hbm = profile.hbm_bandwidth_bytes_per_s * physics.hbm_read_efficiency
     # one repeat is measured between two dispatches a wave before the end, clear of the start and of the drain
     last = plan.simulate - slots
-    snapshots = np.array([last - plan.repeat, last] if plan.repeat else [], np.int64)
+    measured = plan.repeat and plan.simulate >= 2 * plan.repeat
+    snapshots = np.array([last - plan.repeat, last] if measured else [], np.int64)
     before = l2.snapshot()
     log_rows = np.zeros((n if log else 0, 3), np.int64)
     latency = physics.memory_latency_factor
@@ -294,6 +242,7 @@ def run_kernel(
         prepared.seg_count,
         np.array(prepared.seg_step, np.int64),
         np.full(len(prepared.segments), plan.chunk, np.int64),
+        prepared.aligned(plan.chunk, l2),
         prepared.acc_int,
         prepared.acc_base,
         l2.shape,
@@ -323,8 +272,11 @@ def run_kernel(
     scale = 1.0
     if plan.repeat:
         repeats = (n - plan.simulate) // plan.repeat
-        step_time = float(snap_time[1] - snap_time[0])
-        step = snap_bytes[1] - snap_bytes[0]
+        if measured:
+            step_time, step = float(snap_time[1] - snap_time[0]), snap_bytes[1] - snap_bytes[0]
+        else:
+            # a single part was replayed: later ones keep its slots as busy, and overlap its drain
+            step_time, step = slot_busy / slots, traffic.copy()
         traffic = traffic + repeats * step
         for counter, extra in zip(l2.counters, repeats * step, strict=True):
             counter += extra

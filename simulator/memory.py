@@ -29,15 +29,16 @@ class L2:
     capacity: int
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], capacity_bytes: int, coarsen: int = 1, wide_rows: int = 16) -> L2:
-        """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's block; ``wide_rows``
+    def of(cls, tensors: dict[str, Tensor], capacity_bytes: int, coarsen: dict[str, int] | None = None, wide_rows: int = 16) -> L2:
+        """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's blocks, by name; ``wide_rows``
         are the rows of a wide tensor's block."""
         rows, base = [], 0
         for tensor in tensors.values():
             if tensor.cols > WIDE_COLS:
                 br, bc = min(wide_rows, tensor.rows), tensor.cols
             else:
-                br, bc = min(tensor.rows, max(1, tensor.block_rows) * coarsen), tensor.tracked_cols
+                factor = (coarsen or {}).get(tensor.name, 1)
+                br, bc = min(tensor.rows, max(1, tensor.block_rows) * factor), tensor.tracked_cols
             per_row, per_col = -(-tensor.cols // bc), -(-tensor.rows // br)
             size = DTYPE_BYTES[tensor.dtype]
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))

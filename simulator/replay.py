@@ -228,6 +228,7 @@ def replay(
     seg_count,  # [seg, cta]
     seg_step,  # [seg] change of the count per outer iteration
     seg_chunk,  # [seg]
+    seg_align,  # [seg] access whose L2 blocks bound the chunks, or -1
     acc_int,  # [acc, 14]: tensor, write, segment, rows, cols, head/row/col inner and outer coefficients, lag, repeats
     acc_base,  # [acc, 3, cta] head, row, col
     shape,
@@ -310,6 +311,13 @@ def replay(
                 if it[slot] < total:
                     segment = seg_i[slot]
                     chunk = min(seg_chunk[segment], total - it[slot])
+                    a = seg_align[segment]
+                    if a >= 0:
+                        # a chunk ends where a block of that many tiles does
+                        size_rows = acc_int[a, 3]
+                        place = acc_base[a, 1, cta] + acc_int[a, 7] * it[slot] + acc_int[a, 8] * outer_i[slot]
+                        within = (place // size_rows) % seg_chunk[segment]
+                        chunk = min(chunk, within + 1 if acc_int[a, 7] < 0 else seg_chunk[segment] - within)
                     break
                 seg_i[slot] += 1
                 it[slot] = 0
@@ -348,14 +356,20 @@ def replay(
                     cols = abs(col_step) * (n - 1) + cols if abs(col_step) >= cols else cols * n
                 else:
                     again = again * n
+            extra = 0
+            if again > 1 and visits == 1 and capacity > 1 << 20:
+                # the same tile again: it is in the cache since the first time
+                extra, again = again - 1, 1
             for visit in range(again * visits):
                 i = visit % visits
                 b, m = access_tile(
                     acc_int[a, 0], head, row + i * row_step, rows, col + i * col_step, cols, acc_int[a, 1], shape,
                     capacity, cache, counters,
                 )  # fmt: skip
-                got += b
+                got += b * (1 + extra)
                 missed += m
+                if extra > 0:
+                    counters[_SM_READ if acc_int[a, 1] == READ else _SM_WRITE, acc_int[a, 0]] += b * extra
         # shared bandwidth: requests queue in order of arrival
         done = float(t)
         hbm_bound = False

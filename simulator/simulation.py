@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from simulator.accesses import kernel_accesses
 from simulator.clock import Activity, loaded_clock_hz
 from simulator.confidence import with_confidence
-from simulator.device import EVENT_BUDGET, KernelRun, occupancy, run_kernel, wide_block_rows
+from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
 from simulator.errors import InputError
 from simulator.memory import L2
 from simulator.physics import Physics
+from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
 from simulator.problem import L2_STATES, TIMINGS, AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel, Program
@@ -17,8 +19,8 @@ from simulator.result import KernelResult, Result, TensorTraffic
 from simulator.tile_ops import UNITS
 from simulator.traffic import executed_work
 
-#: A launch whose replay would need more tile accesses than this has its L2 tracked in coarser blocks.
-TRACKED_ACCESSES = 600_000
+#: Share of the event budget that the search for a launch's clock may use when the launch is too long to replay often.
+CLOCK_BUDGET_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def simulate(
         algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics, event_budget
     )
     result = run_program(program, profile, conditions, physics, event_budget)
-    return replace(result, warnings=(*result.warnings, *lines)) if lines else result
+    return with_confidence(replace(result, warnings=(*result.warnings, *lines)), profile)
 
 
 def chosen_program(
@@ -105,7 +107,7 @@ def run_program(
     """Simulate a tile program that is already built."""
     conditions = conditions or Conditions()
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
-    l2 = new_cache(program, profile, physics)
+    l2 = new_cache(program, profile, physics, event_budget or EVENT_BUDGET)
     if conditions.l2_state == "warm":
         l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
     start_us, kernels, total_cycles = 0.0, [], 0.0
@@ -157,17 +159,19 @@ def run_program(
     )
 
 
-def new_cache(program: Program, profile: Profile, physics: Physics) -> L2:
-    """An empty L2 that tracks the program's tensors finely enough for its size."""
-    tensors = program.tensors()
+def new_cache(program: Program, profile: Profile, physics: Physics, budget: int = EVENT_BUDGET) -> L2:
+    """An empty L2 that tracks the program's tensors in blocks as large as the tiles or chunks that touch them."""
+    capacity = int(profile.l2_bytes * physics.l2_capacity_fraction)
     wide_rows = wide_block_rows(program.kernels, lambda k: profile.num_sms * occupancy(k, profile))
-    accesses = max((_tile_accesses(k) for k in program.kernels), default=1)
-    coarsen = 1
-    return L2.of(tensors, int(profile.l2_bytes * physics.l2_capacity_fraction), coarsen, wide_rows)
-
-
-def _tile_accesses(kernel: Kernel) -> int:
-    return int(sum(int(kernel.coords[t.coord].sum()) for t in kernel.trips)) if kernel.trips else kernel.ctas
+    coarsen: dict[str, int] = {}
+    for kernel in program.kernels:
+        slots = profile.num_sms * occupancy(kernel, profile)
+        chunk = plan_replay(kernel, slots, capacity, budget, bundle_size(kernel, slots)).chunk
+        for access in kernel_accesses(kernel):
+            if access.loops and not access.is_write:
+                name = access.tile.tensor.name
+                coarsen[name] = min(coarsen.get(name, chunk), chunk)
+    return L2.of(program.tensors(), capacity, coarsen, wide_rows)
 
 
 def _run_at_its_clock(
@@ -181,8 +185,10 @@ def _run_at_its_clock(
     work = executed_work(kernel)["matmul"]
     dtype = kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16"
     peak = max((r.get(dtype, 0.0) for r in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
+    iterations = int(iterations_of(kernel).sum())
+    quick = budget if iterations <= budget else int(budget * CLOCK_BUDGET_SHARE)
     for attempt in range(3):
-        run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget)
+        run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=quick)
         seconds = run.cycles / clock_hz
         moved = float(run.traffic[2].sum() + run.traffic[3].sum())
         activity = Activity(
@@ -192,13 +198,15 @@ def _run_at_its_clock(
             seconds=seconds,
         )
         wanted = loaded_clock_hz(profile, physics, activity)
-        if run.hbm_busy_share < 0.3:
-            # cycles do not depend on the clock when HBM does not bind
-            return run, wanted
-        if abs(wanted - clock_hz) < 0.015 * clock_hz or attempt == 2:
-            return run, clock_hz
+        # cycles do not depend on the clock when HBM does not bind
+        bound = run.hbm_busy_share >= 0.3
+        settled = not bound or abs(wanted - clock_hz) < 0.015 * clock_hz or attempt == 2
+        if settled and quick == budget:
+            return run, clock_hz if bound else wanted
         clock_hz = wanted
         l2.restore(before)
+        if settled:
+            return run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget), clock_hz
     raise AssertionError("unreachable")
 
 
