@@ -82,7 +82,7 @@ def table_noise() -> pd.DataFrame:
 
 
 def table_known_traffic() -> pd.DataFrame:
-    """SM traffic of kernels whose traffic is known: S written by QK^T, read and written by softmax, O and LSE of FA3."""
+    """SM traffic of kernels whose traffic is known: S of QK^T, S and P of softmax, O and LSE of FA3."""
     launches = read("launches_run1.csv")
     launches["l2_read"] = launches["lts__t_sectors_srcunit_tex_op_read.sum"] * 32
     launches["l2_write"] = launches["lts__t_sectors_srcunit_tex_op_write.sum"] * 32
