@@ -1,4 +1,4 @@
-"""What the attention algorithms share: the problem's tensors, feature checks, instruction path, key-loop coordinates."""
+"""What the attention algorithms share: the problem's tensors, feature checks, instruction path, walks over keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Implementation:
     """A real kernel that follows an algorithm's schedule.
 
     ``requires`` are the GPU capabilities its instructions need; ``features`` the optional parts of a problem that
-    it runs (``window``, ``dropout``, ``fp8``, ``paged``, ``varlen``, ``mask``, ``softcap``, ``head_dim_v``).
+    it runs (``window``, ``dropout``, ``fp8``, ``paged``, ``varlen``, ``mask``, ``softcap``, ``head_dim_v``) in every
+    pass, ``forward_features`` those of its forward pass alone.
     """
 
     name: str
@@ -30,6 +31,14 @@ class Implementation:
     source: str
     features: frozenset[str] = frozenset()
     passes: tuple[str, ...] = ("fwd",)
+    forward_features: frozenset[str] = frozenset()
+
+
+#: What a mask does to the fused kernels, and to a call of PyTorch's SDPA (sdp_utils.cpp: its filters and their order).
+_NO_MASK = (
+    "takes no mask; SDPA silently falls through flash to mem-efficient, then math (cuDNN first where it is preferred); "
+    "algorithm 'standard' models unfused attention with a mask; give padding as seqlens instead"
+)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -71,9 +80,13 @@ def check_supported(problem: AttentionProblem, implementation: Implementation) -
     """Raise :class:`UnsupportedError` for anything in ``problem`` that ``implementation`` does not honour."""
     if problem.pass_ not in implementation.passes:
         raise UnsupportedError(
-            f"pass {problem.pass_!r} is not modelled for {implementation.name}; it has {', '.join(implementation.passes)}"
+            f"pass {problem.pass_!r} is not modelled for {implementation.name}; "
+            f"it has {', '.join(implementation.passes)}"
         )
-    missing = sorted(used_features(problem) - implementation.features)
+    features = implementation.features | (implementation.forward_features if problem.pass_ == "fwd" else frozenset())
+    missing = sorted(used_features(problem) - features)
+    if missing == ["mask"]:
+        raise UnsupportedError(f"mask {problem.mask!r}: {implementation.name} {_NO_MASK}")
     if missing:
         raise UnsupportedError(
             f"{', '.join(missing)}: not modelled for {implementation.name} ({implementation.algorithm})"
@@ -132,6 +145,30 @@ def row_vectors(rows: int, *names: str) -> tuple[Buffer, ...]:
     return tuple(Buffer(name, rows) for name in names)
 
 
+def softmax_scale(problem: AttentionProblem) -> float:
+    """What the exponent multiplies scores by: 1/sqrt(d), or the soft cap once ``softcap`` has applied 1/sqrt(d)."""
+    return problem.softcap or problem.head_dim**-0.5
+
+
+def softcap_ops(scores: Buffer, problem: AttentionProblem) -> list[Compute]:
+    """S = tanh(S / (sqrt(d) * cap)), if there is a cap; the factor ``cap`` is left to the exponent."""
+    if not problem.softcap:
+        return []
+    factor = problem.head_dim**-0.5 / problem.softcap
+    return [Compute("softcap", scores, (scores,), scores.rows, scores.cols, (("factor", factor),))]
+
+
+def effective_masks(problem: AttentionProblem, left_from: int, right_from: int) -> AttentionProblem:
+    """``problem`` as a launcher sees it: bounds from ``left_from``/``right_from`` keys on are none, an unbounded left
+    side with 0 right is causal, and any other bound a (local) window."""
+    left, right = problem.sides
+    left = -1 if left >= left_from else left
+    right = -1 if right >= right_from and not problem.causal else right
+    causal = left < 0 and right == 0
+    window = (left, right) if (left >= 0 or right >= 0) and not causal else None
+    return problem.with_(causal=causal, window=window)
+
+
 def fill(buffer: Buffer, value: float) -> Compute:
     """Set a register buffer to a constant (free: the first product or compare overwrites it)."""
     return Compute("fill", buffer, (), buffer.rows, buffer.cols, (("value", float(value)),))
@@ -139,9 +176,7 @@ def fill(buffer: Buffer, value: float) -> Compute:
 
 def mask_op(scores: Buffer, problem: AttentionProblem, row: Index, col: Index, group: int = 1) -> Compute:
     """Hide the scores that the mask (causal, window, end of the keys) excludes."""
-    left, right = problem.window if problem.window is not None else (-1, -1)
-    if problem.causal:
-        right = 0
+    left, right = problem.sides
     params = (
         ("row", as_index(row)),
         ("col", as_index(col)),
@@ -161,20 +196,30 @@ def dropout_op(fn: str, probabilities: Buffer, problem: AttentionProblem, row: I
 
 
 def key_coordinates(row_blocks: int, tile_n: int, key_loop: Callable[[int], object]) -> dict[str, np.ndarray]:
-    """Loop coordinates by row block: trips ``n_masked`` and ``n_full`` and the first key row of each part's walk.
-
-    Blocks are walked from the last to the first; ``masked_row`` is the first row of the first (last) block and
-    ``full_row`` that of the first block after the masked ones.
-    """
+    """Loop coordinates by row block (:func:`walk_coordinates`)."""
     loops = [key_loop(block) for block in range(row_blocks)]
-    last = np.array([loop.last for loop in loops], np.int64)
-    count = np.array([loop.last - loop.first for loop in loops], np.int64)
-    masked = np.array([loop.masked for loop in loops], np.int64)
+    names = ("first", "last", "masked", "left")
+    parts = (np.array([getattr(loop, name) for loop in loops], np.int64) for name in names)
+    return walk_coordinates(*parts, tile_n)
+
+
+def walk_coordinates(
+    first: np.ndarray, last: np.ndarray, masked: np.ndarray, left: np.ndarray, tile_n: int
+) -> dict[str, np.ndarray]:
+    """Trips of the three parts of a walk over key blocks and the first key row of each part.
+
+    Blocks are walked from the last to the first: ``n_masked`` that test the mask, ``n_full`` that do not and, at a
+    window's left edge, ``n_left`` that do. ``last_row`` is the first row of the last block walked.
+    """
+    full = last - first - masked - left
     return {
         "n_masked": masked,
-        "n_full": count - masked,
+        "n_full": full,
+        "n_left": left,
         "masked_row": (last - 1) * tile_n,
         "full_row": (last - 1 - masked) * tile_n,
+        "left_row": (last - 1 - masked - full) * tile_n,
+        "last_row": first * tile_n,
     }
 
 

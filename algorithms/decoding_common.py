@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from algorithms.common import walk_coordinates
 from simulator.errors import InputError
 from simulator.problem import DTYPE_BYTES, AttentionProblem
 from simulator.program import Compute, Load, Loop, Role, Store, Tensor, var
@@ -18,15 +19,7 @@ from simulator.program import Compute, Load, Loop, Role, Store, Tensor, var
 
 def sequence_lengths(problem: AttentionProblem) -> tuple[int, ...]:
     """Keys of each sequence of the batch."""
-    lengths = problem.seqlens_k
-    if lengths is None:
-        return (problem.seqlen_k,) * problem.batch
-    if len(lengths) != problem.batch:
-        raise InputError(f"seqlens_k: {len(lengths)} lengths for batch {problem.batch}; give one a sequence")
-    for length in lengths:
-        if not 1 <= length <= problem.seqlen_k:
-            raise InputError(f"seqlens_k: {length} is outside 1 .. seqlen_k ({problem.seqlen_k})")
-    return tuple(lengths)
+    return tuple(keys for _queries, keys in problem.sequences())
 
 
 def check_capacity(problem: AttentionProblem) -> int:
@@ -40,12 +33,14 @@ def check_capacity(problem: AttentionProblem) -> int:
 
 @dataclass(frozen=True)
 class LoopTable:
-    """Key loops by (length, row block, split): ``first``, ``last`` and ``masked`` blocks as arrays of that shape."""
+    """Key loops by (length, row block, split): ``first``, ``last``, ``masked`` and ``left`` blocks as arrays of that
+    shape."""
 
     lengths: tuple[int, ...]
     first: np.ndarray
     last: np.ndarray
     masked: np.ndarray
+    left: np.ndarray
     tile_n: int
     rows: int
 
@@ -57,29 +52,23 @@ class LoopTable:
         distinct = tuple(sorted(set(lengths)))
         most = max(splits(n) for n in distinct)
         shape = (len(distinct), row_blocks, most)
-        first, last, masked = (np.zeros(shape, np.int64) for _ in range(3))
+        parts = [np.zeros(shape, np.int64) for _ in range(4)]
         for i, length in enumerate(distinct):
             for block in range(row_blocks):
                 for split in range(splits(length)):
                     loop = key_loop(length, block, split, splits(length))
-                    first[i, block, split], last[i, block, split] = loop.first, loop.last
-                    masked[i, block, split] = loop.masked
-        return cls(distinct, first, last, masked, tile_n, rows)
+                    for part, value in zip(parts, (loop.first, loop.last, loop.masked, loop.left), strict=True):
+                        part[i, block, split] = value
+        return cls(distinct, *parts, tile_n, rows)
 
     def coordinates(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> dict[str, np.ndarray]:
         """Loop coordinates of each CTA. An empty loop points behind the last row of K, where nothing is read."""
         at = np.searchsorted(np.array(self.lengths), length), block, split
-        first, last, masked = self.first[at], self.last[at], self.masked[at]
-        live, n = last > first, self.tile_n
+        first, last, n = self.first[at], self.last[at], self.tile_n
+        walk = walk_coordinates(first, last, self.masked[at], self.left[at], n)
         behind = -(-self.rows // n) * n
-        full = (last - 1 - masked) * n
-        return {
-            "n_masked": masked,
-            "n_full": last - first - masked,
-            "masked_row": np.where(live, (last - 1) * n, behind),
-            "full_row": np.where(live, full, behind),
-            "last_row": np.where(live, full - (last - first - masked - 1) * n, behind),
-        }
+        rows = {name: np.where(last > first, walk[name], behind) for name in walk if name.endswith("_row")}
+        return walk | rows
 
     def live(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> np.ndarray:
         """Whether each CTA has any key to look at."""

@@ -100,6 +100,7 @@ def _main_kernel(
             num_splits=parts,
             split=part,
             kv_capacity=paged_capacity(problem, check_capacity(problem)),
+            window=problem.window,
         ),
     )
     length = lengths[batch]
@@ -156,6 +157,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         raise UnsupportedError(
             f"page_size {problem.page_size}: {implementation} takes pages of a multiple of {_PAGE_MULTIPLE} rows"
         )
+    asked, problem = problem, fa2.launched_problem(problem)
     capacity = paged_capacity(problem, check_capacity(problem))
     launch = fa2_launch(
         batch=problem.batch,
@@ -166,6 +168,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         head_dim=problem.head_dim,
         num_sms=gpu.num_sms,
         causal=problem.causal,
+        window=problem.window is not None,
         num_splits=problem.num_splits or 0,
         force_split_kernel=problem.page_size is not None,
     )
@@ -200,7 +203,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     return Program(
         "flash_decoding",
         implementation,
-        problem,
+        asked,
         tuple(kernels),
         {k: tensors[k] for k in "QKV"},
         {k: tensors[k] for k in ("O", "LSE")},

@@ -14,7 +14,7 @@ import numpy as np
 
 from algorithms import fa3, fa3_fp8, mla_fa3
 from algorithms.combine import Partials, combine_kernel, helper_kernel
-from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
+from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices, softmax_scale
 from algorithms.decoding_common import (
     LoopTable,
     by_sequence,
@@ -40,7 +40,7 @@ from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
 from simulator.problem import DTYPE_BYTES, AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Exchange, Kernel, Program, Store, Tensor, Trip, tile, var
+from simulator.program import Exchange, Kernel, Program, Store, Tensor, tile, var
 
 #: Sequences that one CTA of the prepare kernel serves (31 a warp, 32 warps).
 _PREPARE_SEQUENCES_PER_CTA = 992
@@ -71,12 +71,13 @@ def _kernel_head_dims(problem: AttentionProblem) -> tuple[int, int]:
 def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> _Launch:
     p, capacity = problem, paged_capacity(problem, check_capacity(problem))
     varlen = p.kv_capacity is not None or p.seqlens_k is not None
-    causal = p.causal and p.seqlen_q > 1
+    causal, local = p.causal, p.window is not None
     lengths, dtype = sequence_lengths(p), "e4m3" if p.dtype == "fp8" else p.dtype
     d, dv = _kernel_head_dims(p)
 
     def tile_for(gather: bool, **changes) -> Fa3Tile:
-        return fa3_forward_tile(d, dv, dtype, causal=causal, varlen=varlen, paged_gather=gather, **changes)
+        shape = {"causal": causal, "local": local, "softcap": bool(p.softcap), "varlen": varlen}
+        return fa3_forward_tile(d, dv, dtype, paged_gather=gather, **shape, **changes)
 
     t, gather = tile_for(False), False
     if p.page_size is not None:
@@ -85,13 +86,18 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
         )
         t = tile_for(gather)
     packed_blocks = ceil_div(p.seqlen_q * p.group, t.tile_m)
+    loaded = capacity
+    if local:
+        left, right = p.window
+        left, right = (left if left >= 0 else p.seqlen_k - 1), (right if right >= 0 else p.seqlen_q - 1)
+        loaded = min(capacity, left + right + 1 + t.tile_m)
     static = p.num_splits or fa3_num_splits(
         total_row_blocks=(1 if varlen else p.batch) * p.kv_heads * packed_blocks,
         num_sms=gpu.num_sms,
-        key_blocks=ceil_div(capacity, t.tile_n),
+        key_blocks=ceil_div(loaded, t.tile_n),
         row_blocks=packed_blocks,
-        kv_head_bytes=capacity * (d + dv) * p.element_bytes,
-        causal_or_local=causal,
+        kv_head_bytes=loaded * (d + dv) * p.element_bytes,
+        causal_or_local=causal or local,
     )
     if static > 256:
         raise UnsupportedError(f"num_splits {static}: flash_attn_3_kvcache takes at most 256")
@@ -120,9 +126,10 @@ def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarra
     weight = [k * t.tile_n - (blocks * t.tile_m if launch.causal else 0) for k in keys]
     d, dv = _kernel_head_dims(p)
     parts = []
-    for b in sorted(range(p.batch), key=lambda i: -weight[i]):
+    local = p.window is not None
+    for b in range(p.batch) if local else sorted(range(p.batch), key=lambda i: -weight[i]):
         splits = launch.splits[b]
-        if launch.causal and splits == 1:
+        if (launch.causal or local) and splits == 1:
             section = fa3_varlen_section_heads(
                 key_blocks=keys[b],
                 tile_n=t.tile_n,
@@ -138,7 +145,7 @@ def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarra
                 parts.append((blocks - 1 - block, np.zeros_like(block), start + head, np.full_like(block, b)))
         else:
             block, split, head = grid_indices(blocks, splits, heads)
-            block = blocks - 1 - block if launch.causal else block
+            block = blocks - 1 - block if launch.causal or local else block
             parts.append((block, split, head, np.full_like(block, b)))
     return tuple(np.concatenate(axis) for axis in zip(*parts, strict=True))
 
@@ -212,12 +219,12 @@ def _main_kernel(
     schedule_of = mla_fa3.roles if mla_fa3.is_mla(problem) else fa3.roles
     roles = rewrite_roles(schedule_of(problem, t, tensors, launch.group, *targets), adapt)
     if problem.dtype == "fp8":
-        roles = fa3_fp8.adapt(roles, t, problem.head_dim**-0.5)
+        roles = fa3_fp8.adapt(roles, t, softmax_scale(problem))
     return Kernel(
         "flash_fwd_sm90",
         roles if pages is None else pages.roles(roles),
         coords,
-        (Trip("n_masked"), Trip("n_full")),
+        fa3.key_trips(problem),
         threads=t.threads,
         smem_bytes=t.smem_bytes,
         registers_per_thread=168,
@@ -232,13 +239,14 @@ def _main_kernel(
 def _before(problem: AttentionProblem, launch: _Launch) -> list[Kernel]:
     """The kernel that readies the scheduler: prepare (varying lengths) or fill (a dynamic one without)."""
     if launch.varlen:
+        # splits, row blocks; the order of the batch unless a window; heads of a section if causal or a window
         vectors = 4 if launch.causal else 3
         lengths = metadata("cache_seqlens", problem.batch, "input")
         written = metadata("scheduler_metadata", ceil_div(problem.batch, 4) * 4 * vectors + 1, "scratch")
         ctas = ceil_div(problem.batch, _PREPARE_SEQUENCES_PER_CTA)
         threads = 32 * min(32, ceil_div(problem.batch, 31))
         return [helper_kernel("prepare_varlen_num_blocks", lengths, written, ctas, threads, problem.dtype)]
-    if launch.causal and launch.static_splits == 1:
+    if (launch.causal or problem.window is not None) and launch.static_splits == 1:
         return [helper_kernel("fill", None, metadata("scheduler_metadata", 1, "scratch"), 1, 128, problem.dtype)]
     return []
 
@@ -250,10 +258,13 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         raise UnsupportedError(
             f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256, or 576 with head_dim_v 512 (MLA)"
         )
+    if mla and (problem.window is not None or problem.softcap):
+        raise UnsupportedError("window or softcap with head dims 576/512: not modelled for MLA")
     if mla and problem.dtype == "fp8":
         raise UnsupportedError(f"fp8 with head dims 576/512: {implementation} takes fp16 or bf16 there")
-    launch = _launch(problem, gpu, substitutions)
-    p, t = problem.with_(causal=launch.causal), launch.t
+    p = fa3.launched_problem(problem)
+    launch = _launch(p, gpu, substitutions)
+    t = launch.t
     tensors = matrices(p, t.tile_m, t.tile_n, launch.packed)
     if mla:
         del tensors["V"]  # its rows are the first 512 columns of K's
@@ -277,6 +288,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             group=launch.group,
             num_splits=splits,
             split=split,
+            window=p.window,
         ),
     )
     partials, notes = None, []

@@ -15,6 +15,7 @@ from algorithms.common import (
     check_supported,
     compulsory_bytes,
     dropout_op,
+    effective_masks,
     fill,
     grid_indices,
     instruction_path,
@@ -22,6 +23,8 @@ from algorithms.common import (
     mask_op,
     matrices,
     row_vectors,
+    softcap_ops,
+    softmax_scale,
 )
 from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.fa2_backward import build_backward
@@ -64,6 +67,7 @@ IMPLEMENTATIONS = {
         frozenset({"mma_sync", "cp_async"}),
         "pytorch aten/src/ATen/native/transformers/cuda/flash_attn; flash-attention csrc/flash_attn",
         features=frozenset({"deterministic", "dropout"}),
+        forward_features=frozenset({"window", "softcap"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }
@@ -133,7 +137,7 @@ def roles(
     sets = max(1, t.num_warps // 4)
     rows, d = t.tile_m // sets, t.padded_head_dim
     dtype = problem.dtype
-    scale = problem.head_dim**-0.5
+    scale = softmax_scale(problem)
     q_smem = Buffer("q_smem", t.tile_m, d, dtype, "smem")
     k_pipe = Pipe("k", t.tile_n, d, dtype, t.kv_stages, sets)
     v_pipe = Pipe("v", t.tile_n, d, dtype, t.kv_stages, sets)
@@ -172,6 +176,7 @@ def roles(
                 Consume(k_pipe),
                 Barrier("block", sets),
                 Matmul(s, q, k_pipe, transpose_b=True),
+                *softcap_ops(s, problem),
                 *([mask_op(s, problem, row0, col, group)] if masked else []),
                 # V is waited for before softmax: one barrier both publishes it and frees K's buffer
                 Consume(v_pipe),
@@ -184,7 +189,7 @@ def roles(
                 Release(v_pipe),
             ]
             elements = rows * t.tile_n
-            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout"))]
+            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout", "softcap"))]
             ops = spread_over_matmuls(ops, (), counts.mix.tensor * elements)
             # fragment loads, addresses and predicates are issued between softmax and the products
             beyond = Instructions("softmax", residual_instructions(plain, counts.mix, elements))
@@ -217,6 +222,17 @@ def roles(
         )
 
     return (loader, *(compute(i) for i in range(sets)))
+
+
+def launched_problem(problem: AttentionProblem) -> AttentionProblem:
+    """``problem`` with the mask that FA2's launcher makes of causal and window (flash_api.cpp mha_fwd).
+
+    The launcher also drops a right bound of ``seqlen_k`` keys with more queries than keys, where it still hides some:
+    not copied.
+    """
+    if problem.seqlen_q == 1:
+        problem = problem.with_(causal=False)
+    return effective_masks(problem, problem.seqlen_k, max(problem.seqlen_q, problem.seqlen_k))
 
 
 def shipped_tile(problem: AttentionProblem, gpu: Profile) -> Fa2Tile:
@@ -271,6 +287,9 @@ def build(
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if problem.head_dim > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
+    if problem.softcap and problem.dropout:
+        raise UnsupportedError(f"softcap with dropout: {implementation} runs one of them")
+    asked, problem = problem, launched_problem(problem)
     t = forward_tile(problem, gpu, tiles)
     tensors = matrices(problem, t.tile_m, t.tile_n)
     spill = spill_tensor(t, gpu) if tiles is None or holds_as_much(t, problem, gpu) else None
@@ -291,6 +310,7 @@ def build(
             causal=problem.causal,
             even_head_dim=t.padded_head_dim == problem.head_dim,
             head_dim=problem.head_dim,
+            window=problem.window,
         ),
     )
     coords = {
@@ -324,7 +344,7 @@ def build(
     return Program(
         "fa2",
         implementation,
-        problem,
+        asked,
         (kernel,),
         {k: tensors[k] for k in "QKV"},
         {k: tensors[k] for k in ("O", "LSE")},

@@ -17,6 +17,7 @@ from algorithms.common import (
     check_capabilities,
     check_supported,
     compulsory_bytes,
+    effective_masks,
     fill,
     grid_indices,
     instruction_path,
@@ -24,6 +25,8 @@ from algorithms.common import (
     mask_op,
     matrices,
     row_vectors,
+    softcap_ops,
+    softmax_scale,
 )
 from algorithms.counted import residual_instructions
 from algorithms.fa2 import epilogue
@@ -72,6 +75,7 @@ IMPLEMENTATIONS = {
         frozenset({"wgmma", "tma"}),
         "flash-attention hopper/ (0251105a)",
         features=frozenset({"fp8", "head_dim_v"}),
+        forward_features=frozenset({"window", "softcap"}),
     ),
     # its forward pass in fwd_bwd is flash_attn_3's schedule
     "flash_attn_4_sm90": Implementation(
@@ -114,7 +118,8 @@ def roles(
     """Loader and consumer warpgroups; ``o_tile``/``lse_tile`` map (first row, rows) to where the results go."""
     groups, rows = t.num_mma_warpgroups, t.tile_m // t.num_mma_warpgroups
     d, dv, dtype, bc = t.padded_head_dim, t.padded_head_dim_v, problem.dtype, t.tile_n
-    scale = problem.head_dim**-0.5
+    scale = softmax_scale(problem)
+    local = problem.window is not None
     q_pipe = Pipe("q", t.tile_m, d, dtype, 1, groups)
     k_pipe = Pipe("k", bc, d, dtype, t.kv_stages, groups)
     v_pipe = Pipe("v", bc, dv, dtype, t.kv_stages, groups)
@@ -128,8 +133,13 @@ def roles(
         source = tile(tensors["V"], kv_head, row, bc, 0, dv)
         return [Acquire(v_pipe), Load(source, v_pipe, via="tma", multicast=t.cluster_m)]
 
-    mix = fa3_forward_mix(d, problem.causal, "e4m3" if dtype == "fp8" else dtype)
-    masked, full = var("masked_row"), var("full_row")
+    mix = fa3_forward_mix(d, problem.causal or local, "e4m3" if dtype == "fp8" else dtype)
+    masked, full, left = var("masked_row"), var("full_row"), var("left_row")
+
+    def left_edge(body) -> list:
+        """The blocks at a window's left edge, which test the mask once more."""
+        return [Loop("j", var("n_left"), body)] if local else []
+
     loader = Role(
         "loader",
         [
@@ -139,6 +149,7 @@ def roles(
             # K runs one block ahead of V, as the consumers ask for them
             Loop("j", var("n_masked") - 1, [*load_k(masked - (j + 1) * bc), *load_v(masked - j * bc)]),
             Loop("j", var("n_full"), [*load_k(full - j * bc), *load_v(full - (j - 1) * bc)]),
+            *left_edge([*load_k(left - j * bc), *load_v(left - (j - 1) * bc)]),
             *load_v(var("last_row")),
         ],
         warps=0,
@@ -166,7 +177,7 @@ def roles(
         beyond = Instructions("softmax", residual_instructions(modelled, mix, rows * bc))
 
         def step(col, is_masked: bool) -> list:
-            mask = [mask_op(s, problem, row0, col, group)] if is_masked else []
+            mask = [*softcap_ops(s, problem), *([mask_op(s, problem, row0, col, group)] if is_masked else [])]
             first = [rescale()] if t.rescale_o_before_gemm else []
             last = [] if t.rescale_o_before_gemm else [rescale()]
             issue_s = [Consume(k_pipe), Matmul(s, q, k_pipe, transpose_b=True, token="S")]
@@ -212,6 +223,7 @@ def roles(
                 Matmul(s, q, k_pipe, transpose_b=True, token="S"),
                 Await("S"),
                 Release(k_pipe),
+                *softcap_ops(s, problem),
                 mask_op(s, problem, row0, masked, group),
                 *_softmax(s, v, scale),
                 beyond,
@@ -229,12 +241,14 @@ def roles(
             loops = [
                 Loop("j", var("n_masked") - 1, step(masked - (j + 1) * bc, True)),
                 Loop("j", var("n_full"), step(full - j * bc, False)),
+                *left_edge(step(left - j * bc, True)),
             ]
         else:
             start, finish = [], []
             loops = [
                 Loop("j", var("n_masked"), step(masked - j * bc, True)),
                 Loop("j", var("n_full"), step(full - j * bc, False)),
+                *left_edge(step(left - j * bc, True)),
             ]
         return Role(
             f"warpgroup{index}",
@@ -257,6 +271,18 @@ def roles(
         )
 
     return (loader, *(consumer(i) for i in range(groups)))
+
+
+def key_trips(problem: AttentionProblem) -> tuple[Trip, ...]:
+    """The parts of the walk over key blocks; only a window has the third."""
+    return (Trip("n_masked"), Trip("n_full"), *((Trip("n_left"),) if problem.window is not None else ()))
+
+
+def launched_problem(problem: AttentionProblem) -> AttentionProblem:
+    """``problem`` with the mask that FA3's launcher makes of causal and window (hopper/flash_api.cpp mha_fwd)."""
+    if problem.seqlen_q == 1 and not 0 <= problem.sides[0] < problem.seqlen_k - 1:
+        problem = problem.with_(causal=False)
+    return effective_masks(problem, problem.seqlen_k - 1, problem.seqlen_q - 1)
 
 
 def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tuple[dict[str, np.ndarray], str]:
@@ -294,12 +320,12 @@ def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tup
             seqlen_k=problem.seqlen_k,
             causal=problem.causal,
             group=group,
+            window=problem.window,
         ),
     )
-    by_block["last_row"] = by_block["full_row"] - (by_block["n_full"] - 1) * t.tile_n
     # rows that see no key: the loader's unconditional first K and V blocks lie behind the last key
     empty = by_block["n_masked"] == 0
-    for name in ("masked_row", "full_row", "last_row"):
+    for name in ("masked_row", "full_row", "left_row", "last_row"):
         by_block[name] = np.where(empty, ceil_div(problem.seqlen_k, t.tile_n) * t.tile_n, by_block[name])
     batch, head = flat // heads, flat % heads
     coords = {
@@ -350,10 +376,9 @@ def build_forward(
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
-    causal = problem.causal and problem.seqlen_q > 1
-    t, packed = forward_tile(problem, gpu, tiles, may_pack)
+    problem_run = launched_problem(problem)
+    t, packed = forward_tile(problem_run, gpu, tiles, may_pack)
     t = fit_tile(t, problem, gpu, substitutions)
-    problem_run = problem if causal == problem.causal else problem.with_(causal=causal)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
     coords, schedule = tile_coordinates(problem_run, t, packed)
     group, q_head = problem.group if packed else 1, var("q_head")
@@ -367,9 +392,9 @@ def build_forward(
     )
     kernel = Kernel(
         "flash_fwd_sm90",
-        adapt_to_fp8(cta, t, problem.head_dim**-0.5) if problem.dtype == "fp8" else cta,
+        adapt_to_fp8(cta, t, softmax_scale(problem)) if problem.dtype == "fp8" else cta,
         coords,
-        (Trip("n_masked"), Trip("n_full")),
+        key_trips(problem_run),
         threads=t.threads,
         smem_bytes=t.smem_bytes,
         # ptxas gives every thread its share of the register file; warpgroups then trade them (setmaxnreg)

@@ -16,14 +16,22 @@ from simulator.profile import Profile
 def forward_tile(
     problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None, may_pack: bool = True
 ) -> tuple[Fa3Tile, bool]:
-    """The shipped kernel's tile for ``problem`` (whether or not it fits), or the kernel with ``tiles``
+    """The shipped kernel's tile for ``problem`` (as launched; whether or not it fits), or the kernel with ``tiles``
     (:class:`UnsupportedError` when that does not fit ``gpu``), and whether query heads are packed into rows."""
-    causal = problem.causal and problem.seqlen_q > 1
+    local = problem.window is not None
+    causal = problem.causal and problem.seqlen_q > 1 and not local
     dtype = "e4m3" if problem.dtype == "fp8" else problem.dtype
 
     def tile_for(packed: bool, row_blocks: int | None = None) -> Fa3Tile:
         return fa3_forward_tile(
-            problem.head_dim, problem.head_dim_v, dtype, causal=causal, pack_gqa=packed, row_blocks=row_blocks
+            problem.head_dim,
+            problem.head_dim_v,
+            dtype,
+            causal=causal,
+            local=local,
+            softcap=bool(problem.softcap),
+            pack_gqa=packed,
+            row_blocks=row_blocks,
         )
 
     tile_m = tiles.tile_m if tiles is not None else tile_for(False).tile_m

@@ -22,14 +22,14 @@ IMPLEMENTATIONS = {
         "flash_decoding",
         frozenset({"mma_sync", "cp_async"}),
         "flash-attention csrc/flash_attn (0251105a) flash_api.cpp, flash_fwd_kernel.h; vendored by pytorch",
-        frozenset({"num_splits", "kv_capacity", "varlen", "paged"}),
+        frozenset({"num_splits", "kv_capacity", "varlen", "paged", "window", "softcap"}),
     ),
     "flash_attn_3_kvcache": Implementation(
         "flash_attn_3_kvcache",
         "flash_decoding",
         frozenset({"wgmma", "tma"}),
         "flash-attention hopper/ (0251105a) flash_attn_with_kvcache",
-        frozenset({"num_splits", "kv_capacity", "varlen", "paged", "fp8", "head_dim_v"}),
+        frozenset({"num_splits", "kv_capacity", "varlen", "paged", "fp8", "head_dim_v", "window", "softcap"}),
     ),
 }
 DEFAULT = "torch_flash_splitkv"

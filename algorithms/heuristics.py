@@ -282,12 +282,14 @@ class KeyLoop:
     """The key blocks that one query block walks, from the last to the first, and how many of them apply a mask.
 
     ``blocks`` = ``range(first, last)``; the walk is ``reversed(blocks)``; the first ``masked`` of the walk test
-    every score against the mask (their FP32 work is larger), the rest none.
+    every score against the mask (their FP32 work is larger), the rest none but the last ``left``, at the left edge of
+    a window.
     """
 
     first: int
     last: int
     masked: int
+    left: int = 0
 
     @property
     def count(self) -> int:
@@ -307,9 +309,11 @@ def fa2_key_loop(
     num_splits: int = 1,
     split: int = 0,
     kv_capacity: int = 0,
+    window: tuple[int, int] | None = None,
 ) -> KeyLoop:
     """FA2 forward's loop (bottom-right causal). Masked: 1 without a mask; causal ceil(M/N), one more when a length is
-    no multiple of its tile or the head dim is padded or beyond 128. An empty loop writes zeros and leaves.
+    no multiple of its tile or the head dim is padded or beyond 128; with a ``window`` (left, right) every block.
+    An empty loop writes zeros and leaves.
 
     Splits share out the blocks of ``kv_capacity`` (0: seqlen_k) before the mask and the used length cut them, so
     late splits of a half-filled cache are empty.
@@ -324,6 +328,12 @@ def fa2_key_loop(
         last = min(last, ceil_div((row_block + 1) * tile_m + seqlen_k - seqlen_q, tile_n))
         even = seqlen_q % tile_m == 0 and seqlen_k % tile_n == 0 and even_head_dim and head_dim <= 128
         steps = ceil_div(tile_m, tile_n) + (0 if even else 1)
+    if window is not None:
+        left, right = (side if side >= 0 else max(seqlen_q, seqlen_k) for side in window)
+        diagonal = row_block * tile_m + seqlen_k - seqlen_q
+        first = max(first, (diagonal - left) // tile_n)
+        last = min(last, ceil_div(diagonal + tile_m + right, tile_n))
+        steps = max(0, last - first)
     last = max(first, last)
     return KeyLoop(first, last, min(steps, last - first))
 
@@ -339,22 +349,31 @@ def fa3_key_loop(
     group: int = 1,
     num_splits: int = 1,
     split: int = 0,
+    window: tuple[int, int] | None = None,
 ) -> KeyLoop:
     """FA3 forward's loop (bottom-right causal). ``group`` > 1: packed rows, ``group`` to one query position.
 
-    Always masked: the walk's first block; causal also every block that reaches past the tile's first row's diagonal.
-    With splits the (causally shortened) range is cut into equal shares. Source: hopper/block.h, mainloop mma().
+    Always masked: the walk's first block; causal or with a ``window`` (left, right) also every block that reaches past
+    the right bound of the tile's first row, and with a window those before the left bound of its last row.
+    With splits the shortened range is cut into equal shares. Source: hopper/block.h, mainloop mma().
     """
-    last = ceil_div(seqlen_k, tile_n)
-    diagonal_stop = None
-    if causal:
-        row_max = ((row_block + 1) * tile_m - 1) // group + 1
-        last = max(0, min(last, ceil_div(row_max + seqlen_k - seqlen_q, tile_n)))
-        diagonal_stop = (row_block * tile_m // group + seqlen_k - seqlen_q) // tile_n
-    share = ceil_div(last, num_splits)
-    first = min(split * share, last)
-    last = min(first + share, last)
-    masked = min(1, last - first)
-    if diagonal_stop is not None and masked:
-        masked = max(1, last - max(first, diagonal_stop))
-    return KeyLoop(first, last, masked)
+    left, right = (-1, 0) if causal else window if window is not None else (-1, -1)
+    row_min, row_max = row_block * tile_m // group, ((row_block + 1) * tile_m - 1) // group + 1
+    first, last, shift = 0, ceil_div(seqlen_k, tile_n), seqlen_k - seqlen_q
+    right_stop, left_stop = last, 0
+    if causal or window is not None:
+        right = right if right >= 0 else seqlen_q - 1
+        last = max(0, min(last, ceil_div(row_max + shift + right, tile_n)))
+        right_stop = max(0, (row_min + shift + right) // tile_n)
+    if window is not None:
+        left = left if left >= 0 else seqlen_k - 1
+        first = max(0, (row_min + shift - left) // tile_n)
+        left_stop = max(0, ceil_div(row_max + shift - left, tile_n))
+    last = max(first, last)
+    share = ceil_div(last - first, num_splits)
+    first, stop = min(first + split * share, last), last
+    last = min(first + share, stop)
+    if last == first:
+        return KeyLoop(first, last, 0)
+    masked = max(1, last - max(first, right_stop))
+    return KeyLoop(first, last, masked, max(0, min(left_stop, last - masked) - first))

@@ -110,7 +110,7 @@ def fa3_smem_bytes(
     transpose_v: bool = False,
     o_in_smem: bool = True,
 ) -> int:
-    """Shared memory of one CTA: Q, rings of K and V (O reuses V's), V transposed, P, barriers (flash_fwd_kernel_sm90.h)."""
+    """SMEM of one CTA: Q, rings of K and V (O reuses V's), V transposed, P, barriers (flash_fwd_kernel_sm90.h)."""
     v_bytes = stages * tile_n * padded_head_dim_v * bytes_each
     o_bytes = 2 * tile_m * padded_head_dim_v if o_in_smem else 0
     return (

@@ -49,7 +49,7 @@ class PagedCache:
 
     def coordinates(self, loops: dict[str, np.ndarray], batch: np.ndarray) -> dict[str, np.ndarray]:
         """CTA coordinates of the table reads: the sequence, and the page of each loop's first row."""
-        rows = ("masked_row", "full_row", "last_row")
+        rows = ("masked_row", "full_row", "left_row", "last_row")
         return {"batch": batch, **{f"{n}_page": np.maximum(loops[n], 0) // self.page_size for n in rows if n in loops}}
 
     def _entry(self, row: Index) -> Index:

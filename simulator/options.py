@@ -155,11 +155,11 @@ def problem_of(options: dict[str, Any]) -> AttentionProblem:
 
 
 def parse_window(text: str) -> tuple[int, int] | None:
-    """A window in keys around the diagonal: ``left,right``, ``left:right``, or ``left`` (right unbounded).
+    """A window in keys around the diagonal: ``left,right`` (or with ``:`` or ``;``), or ``left`` (right unbounded).
 
     ``-1`` is unbounded; a window without any bound is ``None``. :class:`InputError` on anything else.
     """
-    parts = text.strip().strip("()[]").replace(":", ",").split(",")
+    parts = text.strip().strip("()[]").replace(":", ",").replace(";", ",").split(",")
     try:
         sides = [whole_number(part) for part in parts]
     except ValueError:

@@ -11,30 +11,38 @@ from simulator.tile_ops import dropout_keep, round_to
 
 
 def visible(problem: AttentionProblem) -> np.ndarray:
-    """Boolean ``[seqlen_q, seqlen_k]``: which keys each query sees (bottom-right causal, window)."""
+    """Boolean ``[batch*heads or 1, seqlen_q, seqlen_k]``: which keys each query sees (bottom-right causal, window, and
+    each sequence's own lengths)."""
     rows, cols = np.arange(problem.seqlen_q)[:, None], np.arange(problem.seqlen_k)[None, :]
-    diagonal = rows + problem.seqlen_k - problem.seqlen_q
-    left, right = problem.window if problem.window is not None else (-1, -1)
-    if problem.causal:
-        right = 0
-    seen = np.ones((problem.seqlen_q, problem.seqlen_k), bool)
-    if right >= 0:
-        seen &= cols <= diagonal + right
-    if left >= 0:
-        seen &= cols >= diagonal - left
-    return seen
+    left, right = problem.sides
+
+    def one(queries: int, keys: int) -> np.ndarray:
+        diagonal = rows + keys - queries
+        seen = np.broadcast_to((rows < queries) & (cols < keys), (problem.seqlen_q, problem.seqlen_k)).copy()
+        if right >= 0:
+            seen &= cols <= diagonal + right
+        if left >= 0:
+            seen &= cols >= diagonal - left
+        return seen
+
+    if problem.seqlens_q is None and problem.seqlens_k is None:
+        return one(problem.seqlen_q, problem.seqlen_k)[None]
+    return np.repeat(np.stack([one(*lengths) for lengths in problem.sequences()]), problem.heads, axis=0)
 
 
-def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> dict[str, np.ndarray]:
+def attention(
+    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """O ``[batch*heads, seqlen_q, head_dim_v]`` and LSE ``[batch*heads, seqlen_q]`` in float64.
 
     Inputs are ``[batch*heads or batch*kv_heads, seqlen, head_dim]``. A row that sees no key gives O = 0, LSE = -inf.
-    Dropout drops weights of O by :func:`simulator.tile_ops.dropout_keep` and scales the others up.
+    Dropout drops weights of O by :func:`simulator.tile_ops.dropout_keep` and scales the others up. ``mask`` is that of
+    :func:`random_mask`.
     """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     k, v = (np.repeat(x, problem.group, axis=0) for x in (k, v))
     s = np.einsum("hid,hjd->hij", q, k) * problem.head_dim**-0.5
-    s = np.where(visible(problem)[None], s, -np.inf)
+    s = np.where(visible(problem), masked_scores(problem, s, mask), -np.inf)
     m = s.max(axis=2, keepdims=True)
     m = np.where(np.isneginf(m), 0.0, m)
     p = np.exp(s - m)
@@ -43,6 +51,29 @@ def attention(problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.nda
         o = np.where(total > 0, np.einsum("hij,hjd->hid", p * dropout_weights(problem), v) / total, 0.0)
         lse = np.where(total > 0, m + np.log(total), -np.inf)
     return {"O": o, "LSE": lse[..., 0]}
+
+
+def masked_scores(problem: AttentionProblem, s: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """Scores ``[batch*heads, ...]`` capped, and with the mask (``[1 or batch, 1 or seqlen_q, seqlen_k]``) applied."""
+    if problem.softcap:
+        s = problem.softcap * np.tanh(s / problem.softcap)
+    if mask is None:
+        return s
+    mask = np.asarray(mask, np.float64)
+    mask = np.repeat(mask, problem.heads, axis=0) if mask.shape[0] == problem.batch else mask
+    return np.where(mask != 0, s, -np.inf) if problem.mask == "bool" else s + mask
+
+
+def random_mask(problem: AttentionProblem, seed: int = 0) -> np.ndarray:
+    """A mask of the problem's kind: normal numbers (``additive``), zeros and ones of which ones are kept (``bool``), or
+    0 and -inf behind the end of each sequence (``padding``; without ``seqlens_k`` the ends are drawn)."""
+    rng = np.random.default_rng(seed + 2)
+    p = problem
+    if p.mask != "padding":
+        values = rng.standard_normal((1, p.seqlen_q, p.seqlen_k))
+        return round_to((values > -0.5) if p.mask == "bool" else values, "fp32" if p.mask == "bool" else p.dtype)
+    ends = np.array(p.seqlens_k if p.seqlens_k else rng.integers(max(1, p.seqlen_k - 20), p.seqlen_k + 1, p.batch))
+    return np.where(np.arange(p.seqlen_k)[None, None] < ends[:, None, None], 0.0, -np.inf).astype(np.float32)
 
 
 def dropout_weights(problem: AttentionProblem) -> np.ndarray:
@@ -55,19 +86,25 @@ def dropout_weights(problem: AttentionProblem) -> np.ndarray:
 
 
 def attention_gradients(
-    problem: AttentionProblem, q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray
+    problem: AttentionProblem,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    do: np.ndarray,
+    mask: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """dQ, dK and dV in float64 for the output gradient ``do`` (layout of :func:`attention`'s O).
 
-    With P = softmax(scale * Q K^T), without dropout: dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)),
+    With P = softmax(scale * Q K^T + mask), without dropout: dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)),
     dQ = scale * dS K and dK = scale * dS^T Q; dK and dV are summed over the query heads of a KV head.
     """
-    forward = attention(problem, q, k, v)
+    forward = attention(problem, q, k, v, mask)
     q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
     k, v = (np.repeat(x, problem.group, axis=0) for x in (k, v))
     scale = problem.head_dim**-0.5
     lse = forward["LSE"][..., None]
-    s = np.where(visible(problem)[None], np.einsum("hid,hjd->hij", q, k) * scale, -np.inf)
+    s = masked_scores(problem, np.einsum("hid,hjd->hij", q, k) * scale, mask)
+    s = np.where(visible(problem), s, -np.inf)
     p = np.exp(s - np.where(np.isneginf(lse), 0.0, lse))
     weights = dropout_weights(problem)
     dp = np.einsum("hid,hjd->hij", do, v) * weights

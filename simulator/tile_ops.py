@@ -122,6 +122,8 @@ TILE_OPS: dict[str, TileOp] = {
     "multiply": TileOp(lambda a, p: a[0] * a[1], {"fma": 1.0}),
     "maximum": TileOp(lambda a, p: np.maximum(a[0], a[1]), {"alu": 1.0}),
     "scale": TileOp(lambda a, p: a[0] * np.float32(p["factor"]), {"fma": 1.0}),
+    # soft cap of scores: a multiplication and tanh.approx, which is one special function
+    "softcap": TileOp(lambda a, p: np.tanh(a[0] * np.float32(p["factor"])), {"fma": 1.0, "exp": 1.0}),
     "copy": TileOp(lambda a, p: a[0], {"alu": 0.0}),
     "fill": TileOp(lambda a, p: None, {"alu": 0.0}),
     "transpose": TileOp(lambda a, p: a[0].T, {"alu": 1.0}),

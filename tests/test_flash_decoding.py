@@ -321,7 +321,7 @@ def test_bad_lengths_are_one_clear_line(implementation, changes, says):
 @pytest.mark.parametrize("implementation", [FA2, FA3])
 @pytest.mark.parametrize(
     "changes",
-    [{"window": (10, 0)}, {"dropout": 0.1}, {"mask": "bool"}, {"softcap": 30.0}, {"seqlens_q": (1,)}, {"pass_": "bwd"}],
+    [{"dropout": 0.1}, {"mask": "bool"}, {"seqlens_q": (1,)}, {"pass_": "bwd"}],
     ids=str,
 )
 def test_what_is_not_modelled_is_an_error(implementation, changes):
