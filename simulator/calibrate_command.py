@@ -67,7 +67,13 @@ def register(app: typer.Typer) -> None:
         console = Console(stderr=True)
         start = Physics.from_calibration(profile.calibration_parameters)
         with console.status("fitting") as status:
-            physics, fitted, results = run(profile, frame.to_dict("records"), stages, start, status.update)
+
+            def report(text: str) -> None:
+                status.update(text)
+                if not console.is_terminal:
+                    console.print(text)
+
+            physics, fitted, results = run(profile, frame.to_dict("records"), stages, start, report)
             status.update("residuals of all calibration rows")
             bands = residual_bands(residual_cases(frame.to_dict("records"), profile, physics))
         _print(fitted, results)
@@ -95,7 +101,8 @@ def calibration_section(profile, physics, fitted, results, digest: str, files: l
         entry = {"value": round(getattr(physics, name), 6), "unit": unit, "low": low, "high": high}
         if name in by_name and by_name[name].identified:
             f = by_name[name]
-            entry |= {"identified_by": f"{f.stage}: {f.identified_by}", "low90": round(f.low90, 6), "high90": round(f.high90, 6)}
+            entry["identified_by"] = f"{f.stage}: {f.identified_by}"
+            entry |= {"low90": round(f.low90, 6), "high90": round(f.high90, 6)}
         elif name in by_name:
             entry["identified_by"] = "not identified by its rows: left at its value"
         elif name in earlier and earlier[name].identified_by:

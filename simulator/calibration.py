@@ -38,7 +38,7 @@ class Stage:
     rows: Callable[[Mapping[str, str]], bool]
     target: str
     identified_by: str
-    most_rows: int = 40
+    most_rows: int = 30
 
 
 @dataclass(frozen=True)

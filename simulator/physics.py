@@ -71,7 +71,7 @@ class Physics:
         0.1, 0.0, 0.6, "fraction", "extra HBM time per written byte relative to a read one (bus turnaround)"
     )
     memory_latency_factor: float = _parameter(
-        1.2, 0.7, 2.5, "ratio", "loaded memory latency over the profile's idle latency"
+        1.35, 0.7, 2.5, "ratio", "loaded memory latency over the profile's idle latency"
     )
     kernel_ramp_us: float = _parameter(
         1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
