@@ -39,14 +39,15 @@ IMPLEMENTATIONS = {
     ),
 }
 DEFAULT = "torch_eager"
-#: Rows of an L2 block of S and P; wide ones are tracked by the engine's own rule.
-SCORE_BLOCK_ROWS = 128
+#: Rows and columns of an L2 block of S and P: a C tile of QK^T. Wide ones are tracked by the engine's own rule.
+SCORE_BLOCK_ROWS, SCORE_BLOCK_COLUMNS = 128, 256
 
 
 def score_tensor(problem: AttentionProblem, name: str) -> Tensor:
     """An S-shaped matrix of every head."""
     p = problem
-    return Tensor(name, p.batch * p.heads, p.seqlen_q, p.seqlen_k, p.dtype, "scratch", SCORE_BLOCK_ROWS)
+    block_cols = min(SCORE_BLOCK_COLUMNS, p.seqlen_k)
+    return Tensor(name, p.batch * p.heads, p.seqlen_q, p.seqlen_k, p.dtype, "scratch", SCORE_BLOCK_ROWS, block_cols)
 
 
 def io_tensors(problem: AttentionProblem) -> dict[str, Tensor]:
