@@ -21,7 +21,7 @@ CASE_COLUMNS = tuple(c for c in PROBLEM_COLUMNS if c != "seqlens")
 TILE_COLUMNS = ("tiles", "tile")
 _TEXTS = {"algorithm", "implementation", "gpu", "dtype", "pass", "window", "mask", "seqlens_q", "seqlens_k"}
 _TEXTS |= {"l2_state", "timing", "tiles", "tile", "limiter", "warnings", "error"}
-_FLOATS = {"dropout", "softcap", "clock_mhz", "time_us", "cycles", "sm_clock_mhz"}
+_FLOATS = {"dropout", "softcap", "clock_mhz"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Settings:
             found[hardware_column(key)] = "int" if "." not in key and _is_whole(key) else "float"
         found |= dict.fromkeys(("causal", "deterministic"), "bool")
         for name in OUTPUT_COLUMNS:
-            found[name] = "text" if name in _TEXTS else "float" if name in _FLOATS else "int"
+            whole = "bytes" in name or "flops" in name
+            found[name] = "text" if name in _TEXTS else "int" if whole else "float"
         return found
 
 
