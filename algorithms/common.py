@@ -174,8 +174,11 @@ def fill(buffer: Buffer, value: float) -> Compute:
     return Compute("fill", buffer, (), buffer.rows, buffer.cols, (("value", float(value)),))
 
 
-def mask_op(scores: Buffer, problem: AttentionProblem, row: Index, col: Index, group: int = 1) -> Compute:
-    """Hide the scores that the mask (causal, window, end of the keys) excludes."""
+def mask_op(
+    scores: Buffer, problem: AttentionProblem, row: Index, col: Index, group: int = 1, sinks: bool = False
+) -> Compute:
+    """Hide the scores that the mask (causal, window, end of the keys) excludes; ``sinks``: a window's left bound is
+    tested together with a number of keys that every query sees (FA3; none here)."""
     left, right = problem.sides
     params = (
         ("row", as_index(row)),
@@ -186,7 +189,8 @@ def mask_op(scores: Buffer, problem: AttentionProblem, row: Index, col: Index, g
         ("right", right),
         ("group", group),
     )
-    return Compute("mask", scores, (scores,), scores.rows, scores.cols, params)
+    fn = "mask" if problem.window is None else "mask_window_sink" if sinks else "mask_window"
+    return Compute(fn, scores, (scores,), scores.rows, scores.cols, params)
 
 
 def dropout_op(fn: str, probabilities: Buffer, problem: AttentionProblem, row: Index, col: Index) -> Compute:

@@ -99,7 +99,7 @@ def rewrite_roles(roles: tuple[Role, ...], change) -> tuple[Role, ...]:
 
 def by_sequence(op, seqlen_q: int):
     """A mask operation whose number of keys is the CTA coordinate ``seqlen_k`` instead of a constant."""
-    if not (isinstance(op, Compute) and op.fn == "mask"):
+    if not (isinstance(op, Compute) and op.fn.startswith("mask")):
         return op
     params = dict(op.params) | {"seqlen_k": var("seqlen_k"), "shift": var("seqlen_k") - seqlen_q}
     return replace(op, params=tuple(params.items()))

@@ -7,8 +7,6 @@ O = 0 and LSE = -inf, and the combine kernel reads them all the same.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from algorithms import fa2
@@ -35,8 +33,6 @@ from simulator.program import Kernel, Program, Tensor, Trip, tile, var
 
 #: flash_api.cpp mha_fwd_kvcache: "Paged KV cache block size must be divisible by 256".
 _PAGE_MULTIPLE = 256
-#: Registers that each thread spills a key block (H200 counters of decode: bytes written to L2 over CTAs and blocks).
-_SPILLED_REGISTERS_UNEVEN_128 = {False: 8, True: 9}
 
 
 def _tile(problem: AttentionProblem, launch: Fa2Launch, gpu: Profile) -> Fa2Tile:
@@ -52,16 +48,6 @@ def _tile(problem: AttentionProblem, launch: Fa2Launch, gpu: Profile) -> Fa2Tile
         gpu.smem_bytes_per_sm,
         (major, minor),
     )
-
-
-def _spill_tensor(t: Fa2Tile, launch: Fa2Launch, gpu: Profile) -> Tensor | None:
-    """Spilled registers of the unsplit kernel for row counts that are no multiple of its tile: an instantiation of its
-    own, counted at head dim 128. The split-KV kernel spills none (same counters)."""
-    spill = None if launch.splitkv_kernel else fa2.spill_tensor(t, gpu)
-    if spill is None or t.padded_head_dim != 128:
-        return spill
-    cols = _SPILLED_REGISTERS_UNEVEN_128[launch.causal] * t.threads
-    return replace(spill, cols=cols, block_cols=cols)
 
 
 def _main_kernel(
@@ -130,10 +116,11 @@ def _main_kernel(
         return () if stores_nothing(op) else (by_sequence(keep_fp32(skip_empty_q(op)), launch.seqlen_q),)
 
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
-    spill = _spill_tensor(t, launch, gpu)
+    # the split-KV kernel spills none (H200 counters)
+    seen = problem.with_(causal=launch.causal)
+    spill = None if launch.splitkv_kernel else fa2.spill_tensor(t, gpu, seen)
     if spill is not None:
         out["spill"] = spill
-    seen = problem.with_(causal=launch.causal)
     roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
     return Kernel(
         "flash_fwd_splitkv" if launch.splitkv_kernel else "flash_fwd",

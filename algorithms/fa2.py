@@ -72,6 +72,12 @@ IMPLEMENTATIONS = {
     ),
 }
 DEFAULT = "torch_flash"
+#: Operations that the counted kernels did not execute in (most of) their iterations.
+_BESIDE_COUNTS = frozenset({"mask", "mask_window", "dropout", "softcap"})
+#: Registers that a thread spills a key block in instantiations of their own at head dim 128: with a window, and for row
+#: counts that are no multiple of the tile (H200 counters: bytes written to L2 over CTAs and blocks).
+_SPILLED_WINDOW_128 = 32
+_SPILLED_UNEVEN_128 = {False: 8, True: 9}
 
 
 def softmax_step(s: Buffer, p: Buffer, vectors: dict[str, Buffer], o: Buffer, scale: float) -> list:
@@ -100,12 +106,18 @@ def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -
     ]
 
 
-def spill_tensor(t: Fa2Tile, gpu: Profile) -> Tensor | None:
+def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor | None:
     """Local memory for spilled registers: one row for each CTA that the GPU holds at a time; ``None`` without spills.
 
     Spilled stores go through to L2; the same lines are reused by every iteration and by every later CTA.
     """
     size = fa2_forward_counts(t.padded_head_dim).spill_store_bytes
+    if t.padded_head_dim == 128:
+        uneven = problem.seqlen_q % t.tile_m or problem.seqlen_k % t.tile_n or problem.seqlens_k is not None
+        if problem.window is not None:
+            size = 4 * _SPILLED_WINDOW_128 * t.threads
+        elif uneven:
+            size = 4 * _SPILLED_UNEVEN_128[problem.causal] * t.threads
     slots = gpu.num_sms * t.ctas_per_sm
     return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
 
@@ -189,7 +201,7 @@ def roles(
                 Release(v_pipe),
             ]
             elements = rows * t.tile_n
-            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout", "softcap"))]
+            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
             ops = spread_over_matmuls(ops, (), counts.mix.tensor * elements)
             # fragment loads, addresses and predicates are issued between softmax and the products
             beyond = Instructions("softmax", residual_instructions(plain, counts.mix, elements))
@@ -292,7 +304,7 @@ def build(
     asked, problem = problem, launched_problem(problem)
     t = forward_tile(problem, gpu, tiles)
     tensors = matrices(problem, t.tile_m, t.tile_n)
-    spill = spill_tensor(t, gpu) if tiles is None or holds_as_much(t, problem, gpu) else None
+    spill = spill_tensor(t, gpu, problem) if tiles is None or holds_as_much(t, problem, gpu) else None
     if spill is not None:
         tensors["spill"] = spill
     row_blocks = ceil_div(problem.seqlen_q, t.tile_m)

@@ -173,11 +173,14 @@ def roles(
         def rescale() -> Compute:
             return Compute("rescale", o, (o, v["alpha"]), rows, dv)
 
+        def hide(col) -> Compute:
+            return mask_op(s, problem, row0, col, group, sinks=True)
+
         modelled = [*_softmax(s, v, scale), *convert_p(), rescale()]
         beyond = Instructions("softmax", residual_instructions(modelled, mix, rows * bc))
 
         def step(col, is_masked: bool) -> list:
-            mask = [*softcap_ops(s, problem), *([mask_op(s, problem, row0, col, group)] if is_masked else [])]
+            mask = [*softcap_ops(s, problem), *([hide(col)] if is_masked else [])]
             first = [rescale()] if t.rescale_o_before_gemm else []
             last = [] if t.rescale_o_before_gemm else [rescale()]
             issue_s = [Consume(k_pipe), Matmul(s, q, k_pipe, transpose_b=True, token="S")]
@@ -224,7 +227,7 @@ def roles(
                 Await("S"),
                 Release(k_pipe),
                 *softcap_ops(s, problem),
-                mask_op(s, problem, row0, masked, group),
+                hide(masked),
                 *_softmax(s, v, scale),
                 beyond,
                 *convert_p(),

@@ -102,6 +102,9 @@ def _row_sum(args, p):
 TILE_OPS: dict[str, TileOp] = {
     # S with the entries that the mask hides set to -inf; two compares and a select per element at the edge
     "mask": TileOp(_mask, {"alu": 2.0}),
+    # the same with a bound on either side: FA2 compares twice, FA3 a third time for its sink tokens
+    "mask_window": TileOp(_mask, {"alu": 3.0}),
+    "mask_window_sink": TileOp(_mask, {"alu": 4.0}),
     # m = max(m_old, rowmax(S))
     "row_max": TileOp(lambda a, p: np.maximum(a[0].max(axis=1, keepdims=True), a[1]), {"alu": 1.0}, {"alu": 4.0}),
     # P = exp(scale * S - scale * m): the subtraction is one FMA, the exponential one ex2
