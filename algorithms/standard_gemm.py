@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -125,10 +125,12 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
     """The kernel that computes ``p`` (after a memset of its tile counter, where cuBLAS launches one).
 
     CTA order: rows of C fastest, then columns, batch and head slowest (cuBLAS numbers C tiles along its columns,
-    which are our rows). Beyond :data:`MOST_TILES` tiles a CTA takes a column of tiles, row after row.
+    which are our rows). Beyond :data:`MOST_TILES` tiles a CTA takes a column of tiles in turn, without multicast.
     """
     heads, rows, cols = p.c.heads, p.c.rows, p.c.cols
-    row_tiles, col_tiles = ceil_div(rows, g.tile_rows), ceil_div(cols, g.tile_columns)
+    # a grid holds whole clusters: CTAs beyond C's edge fetch their share for the others and store nothing
+    row_tiles = ceil_div(rows, g.tile_rows * g.cluster_rows) * g.cluster_rows
+    col_tiles = ceil_div(cols, g.tile_columns * g.cluster_columns) * g.cluster_columns
     sets = g.consumer_warpgroups or max(1, g.threads // 128)
     by_rows = g.tile_rows // sets >= 16
     a_shape = (g.tile_k, g.tile_rows) if p.transpose_a else (g.tile_rows, g.tile_k)
@@ -138,6 +140,8 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         for which, shape, tensor in (("a", a_shape, p.a), ("b", b_shape, p.b))
     )
     whole_columns = heads * row_tiles * col_tiles > MOST_TILES
+    if whole_columns:
+        g = replace(g, cluster_rows=1, cluster_columns=1)
     row = var("row0") + (var("t") * g.tile_rows if whole_columns else 0)
     col = var("col0")
     loader = _loader(p, g, a_pipe, b_pipe, row, col)
@@ -162,7 +166,7 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         coords["kv_head"] = head // (heads // p.b.heads)
     if g.cluster_rows > 1 or g.cluster_columns > 1:
         # CTAs along C's rows share a tile of B, along its columns a tile of A
-        along = block if g.cluster_rows > 1 and not whole_columns else column
+        along = block if g.cluster_rows > 1 else column
         coords["cluster_rank"] = along % max(g.cluster_rows, g.cluster_columns)
     if whole_columns:
         coords["n_tiles"] = np.full(len(head), row_tiles, np.int64)
