@@ -210,6 +210,20 @@ def _run_at_its_clock(
     raise AssertionError("unreachable")
 
 
+def kernel_activity(kernel: KernelResult, profile: Profile) -> Activity:
+    """What a simulated launch does to the clock, read off its result."""
+    peak = max(rates.get("bf16", 0.0) for rates in profile.tensor_flop_per_cycle_per_sm.values())
+    seconds = kernel.time_us * 1e-6 * (1.0 - kernel.waits["launch"])
+    cycles = kernel.cycles * (1.0 - kernel.waits["launch"])
+    moved = kernel.hbm_read_bytes + kernel.hbm_write_bytes
+    return Activity(
+        tensor_share=kernel.work["matmul"] / (cycles * profile.num_sms * peak) if cycles else 0.0,
+        hbm_share=moved / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
+        active_share=1.0 - kernel.waits["imbalance"] / max(1e-9, 1.0 - kernel.waits["launch"]),
+        seconds=seconds,
+    )
+
+
 def _kernel_result(
     kernel: Kernel, run: KernelRun, l2: L2, profile: Profile, clock_hz: float, start_us: float, time_us: float
 ) -> KernelResult:
