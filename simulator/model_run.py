@@ -1,0 +1,385 @@
+"""Whole models on one GPU: times of all kernels put together, attention's share, and what a faster attention buys.
+
+``train``, ``prefill`` and ``decode`` return a :class:`ModelRun`. Each distinct kernel is simulated once, from an empty
+L2, and counted as often as it runs; kernels follow each other with the gap that the GPU's profile gives. One GPU is
+modelled: no gradient all-reduce, no data loading, no evaluation, no checkpoints.
+
+FLOP convention (``tflops``, ``mfu``): the model's, not the hardware's: 6 FLOP a parameter and token plus
+12 x layers x heads x head_dim x seqlen a token for attention, not halved for a causal mask and without what is
+recomputed (Narayanan et al. 2021, arXiv:2104.04473, without checkpointing; as the FlashAttention papers count). A third
+of it for a forward pass. ``mfu`` divides by the dense peak of the datasheet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from algorithms import build_program
+from simulator.errors import InputError
+from simulator.model_kernels import Gemm, Stream, gemm_program, stream_program
+from simulator.model_memory import Memory, inference_memory, least_recompute, training_memory
+from simulator.model_programs import (
+    MASKED_TOKENS_SHARE,
+    AttentionCall,
+    Training,
+    Work,
+    decode_works,
+    has_dropout,
+    prefill_works,
+    training_works,
+)
+from simulator.model_styles import Shape, style_of
+from simulator.model_zoo import TransformerModel
+from simulator.physics import Physics
+from simulator.problem import AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Program
+from simulator.simulation import Conditions, run_program
+
+#: Events of one kernel's replay: a step has some forty distinct kernels.
+EVENT_BUDGET = 30_000
+ATTENTION_EVENT_BUDGET = 60_000
+LAUNCHES = ("graph", "eager")
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One launch (or one attention call): time, kernels launched, FLOPs by tensor cores, HBM bytes, limiter."""
+
+    time_us: float
+    launches: int
+    flops: float
+    hbm_bytes: float
+    limiter: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kernel of a run with its share: ``count`` launches of ``each``."""
+
+    work: Work
+    each: KernelTime
+
+    @property
+    def time_us(self) -> float:
+        """Time of all of them."""
+        return self.each.time_us * self.work.count
+
+
+class Simulator:
+    """Simulates specs on one GPU, equal ones once."""
+
+    def __init__(self, gpu: Profile, dtype: str = "bf16"):
+        self.gpu, self.dtype = gpu, dtype
+        self.physics = _own_bandwidth(gpu, Physics.from_calibration(gpu.calibration_parameters))
+        self._known: dict[object, KernelTime] = {}
+
+    def time(self, spec: Stream | Gemm | AttentionCall) -> KernelTime:
+        """What one launch of ``spec`` takes, the gap before it included."""
+        if spec not in self._known:
+            program, budget = self._program(spec), EVENT_BUDGET
+            if isinstance(spec, AttentionCall):
+                budget = ATTENTION_EVENT_BUDGET
+            result = run_program(program, self.gpu, Conditions("cold", "kernel"), self.physics, budget)
+            self._known[spec] = KernelTime(
+                result.time_us + self.physics.graph_gap_us,
+                len(program.kernels),
+                result.work["matmul"],
+                float(result.hbm_read_bytes + result.hbm_write_bytes + result.dirty_bytes_at_end),
+                result.limiter,
+            )
+        return self._known[spec]
+
+    def lines(self, works: list[Work]) -> tuple[Line, ...]:
+        """Every work with its time."""
+        return tuple(Line(work, self.time(work.spec)) for work in works)
+
+    def _program(self, spec: Stream | Gemm | AttentionCall) -> Program:
+        if isinstance(spec, Stream):
+            return stream_program(spec, self.dtype)
+        if isinstance(spec, Gemm):
+            return gemm_program(spec, self.gpu, self.dtype)
+        program = build_program(spec.algorithm, spec.problem, self.gpu)
+        if spec.products_only:
+            kept = tuple(k for k in program.kernels if "gemm" in k.name)
+            program = replace(program, kernels=kept)
+        return program
+
+
+def _own_bandwidth(gpu: Profile, physics: Physics) -> Physics:
+    """``physics`` with the sustained HBM bandwidth that was measured on this very GPU, where its profile has one.
+
+    Most kernels beside attention and GEMMs are streams; a share carried over from another GPU would move them all.
+    """
+    read, copy = gpu.hbm_sustained_read_bytes_per_s, gpu.hbm_sustained_copy_bytes_per_s
+    if not read or not copy:
+        return physics
+    # a copy alternates: its time a byte is the mean of a read's and a write's
+    penalty = max(0.0, 2.0 * read / copy - 2.0)
+    return replace(physics, hbm_read_efficiency=read / gpu.hbm_bandwidth_bytes_per_s, hbm_write_penalty=penalty)
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """One step of a model on one GPU.
+
+    ``time_us``: of one micro-batch (training, its share of the optimiser included), one prefill or one decode step.
+    ``gpu_us`` is the GPU's work, ``host_us`` the launches' cost on the host: an eager framework's step takes the
+    longer of the two. ``tokens``: tokens processed (training, prefill) or generated (decode).
+    """
+
+    model: TransformerModel
+    gpu: str
+    kind: str
+    attention: str
+    batch: int
+    seqlen: int
+    tokens: int
+    style: str
+    lines: tuple[Line, ...]
+    gpu_us: float
+    host_us: float
+    memory: Memory
+    memory_fits: bool
+    model_flops: float
+    spec_flops_per_s: float
+    recompute: str = "none"
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def time_us(self) -> float:
+        """Time of the step."""
+        return max(self.gpu_us, self.host_us)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.time_us * 1e6
+
+    @property
+    def tflops(self) -> float:
+        """Model TFLOP/s (see the module's convention)."""
+        return self.model_flops / self.time_us / 1e6
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation: of the datasheet's dense peak."""
+        return self.model_flops / (self.time_us * 1e-6) / self.spec_flops_per_s if self.spec_flops_per_s else 0.0
+
+    @property
+    def attention_us(self) -> float:
+        """Time in attention (products, softmax, mask and dropout of scores, copies between layouts)."""
+        return self.group_us("attention")
+
+    @property
+    def attention_share(self) -> float:
+        """Attention's share of the GPU's time."""
+        return self.attention_us / self.gpu_us
+
+    @property
+    def launches(self) -> float:
+        """Kernels launched a step."""
+        return sum(line.work.count * line.each.launches for line in self.lines)
+
+    def group_us(self, group: str) -> float:
+        """Time of one group of kernels."""
+        return sum(line.time_us for line in self.lines if line.work.group == group)
+
+    def groups(self) -> dict[str, float]:
+        """Time by group, the longest first."""
+        names = dict.fromkeys(line.work.group for line in self.lines)
+        return dict(sorted(((n, self.group_us(n)) for n in names), key=lambda item: -item[1]))
+
+    def phases(self) -> dict[str, float]:
+        """Time by phase."""
+        total: dict[str, float] = {}
+        for line in self.lines:
+            total[line.work.phase] = total.get(line.work.phase, 0.0) + line.time_us
+        return total
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Another attention in the same model. ``speedup`` is the ratio of whole steps, ``amdahl`` what Amdahl's law says of
+    the share of attention and its own speed-up, ``limit`` the speed-up by attention that takes no time."""
+
+    slower: ModelRun
+    faster: ModelRun
+
+    @property
+    def attention_speedup(self) -> float:
+        """How much faster attention alone is."""
+        return self.slower.attention_us / self.faster.attention_us
+
+    @property
+    def speedup(self) -> float:
+        """How much faster the step is."""
+        return self.slower.time_us / self.faster.time_us
+
+    @property
+    def amdahl(self) -> float:
+        """1 / ((1 - share) + share / speed-up), on the GPU's time."""
+        share = self.slower.attention_share
+        return 1.0 / ((1.0 - share) + share / self.attention_speedup)
+
+    @property
+    def limit(self) -> float:
+        """1 / (1 - share)."""
+        return 1.0 / (1.0 - self.slower.attention_share)
+
+
+def model_flops_per_token(model: TransformerModel, seqlen: int) -> float:
+    """Model FLOPs of a training step by token: 6 x parameters + 12 x layers x heads x head_dim x seqlen."""
+    return 6.0 * model.parameter_count() + 12.0 * model.layers * model.heads * model.head_dim * seqlen
+
+
+def train(
+    model: TransformerModel,
+    simulator: Simulator,
+    *,
+    batch: int,
+    seqlen: int,
+    attention: str = "fa2",
+    fusion: str = "fused",
+    dropout: float = 0.1,
+    recompute: str = "auto",
+    accumulation: int = 1,
+    optimizer_shards: int = 1,
+    launch: str = "eager",
+) -> ModelRun:
+    """One micro-batch of a training step. ``recompute`` ``auto`` takes the least with which it fits the GPU."""
+    check_lengths(model, batch, seqlen)
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"--dropout: {dropout} is outside [0, 1)")
+    gpu = simulator.gpu
+    loss_share = 1.0 if model.causal else MASKED_TOKENS_SHARE
+    training = Training(
+        Shape(model, batch, seqlen, dropout),
+        style_of(fusion),
+        attention,
+        simulator.dtype,
+        "none" if recompute == "auto" else recompute,
+        accumulation,
+        optimizer_shards,
+        loss_share,
+    )
+    if recompute == "auto":
+        training = least_recompute(training, gpu)
+    memory = training_memory(training)
+    notes = []
+    problem = AttentionProblem(pass_="bwd", dtype=simulator.dtype)
+    if dropout and attention != "standard" and not has_dropout(attention, gpu, problem):
+        notes.append(f"dropout inside {attention}'s kernels is not modelled (its random numbers cost no time here)")
+    if training.recompute != "none":
+        notes.append(f"{training.recompute} is computed again in backward: what it would keep does not fit")
+    lines = simulator.lines(training_works(training, gpu))
+    flops = model_flops_per_token(model, seqlen) * training.shape.tokens
+    if loss_share < 1.0:
+        flops -= 6.0 * model.vocab * model.hidden * (training.shape.tokens - training.loss_tokens)
+    return _run(
+        simulator, "training", model, attention, lines, batch, seqlen, training.shape.tokens, fusion, memory, flops,
+        launch, training.recompute, notes,
+    )  # fmt: skip
+
+
+def prefill(
+    model: TransformerModel,
+    simulator: Simulator,
+    *,
+    batch: int,
+    seqlen: int,
+    attention: str = "fa2",
+    launch: str = "eager",
+) -> ModelRun:
+    """The prompts of ``batch`` sequences, all tokens at once."""
+    check_lengths(model, batch, seqlen)
+    if attention == "flash_decoding":
+        raise InputError("--attention: flash_decoding is for one query at a time; prefill with fa1, fa2 or fa3")
+    shape = Shape(model, batch, seqlen, 0.0)
+    lines = simulator.lines(prefill_works(shape, attention, simulator.gpu, simulator.dtype))
+    flops = model_flops_per_token(model, seqlen) * shape.tokens / 3.0
+    memory = inference_memory(model, batch, shape.tokens, seqlen, simulator.dtype)
+    return _run(
+        simulator, "prefill", model, attention, lines, batch, seqlen, shape.tokens, "fused", memory, flops, launch
+    )
+
+
+def decode(
+    model: TransformerModel,
+    simulator: Simulator,
+    *,
+    batch: int,
+    context: int,
+    attention: str = "flash_decoding",
+    launch: str = "graph",
+) -> ModelRun:
+    """One token of each of ``batch`` sequences with ``context`` tokens in the KV cache."""
+    check_lengths(model, batch, context)
+    lines = simulator.lines(decode_works(model, batch, context, attention, simulator.dtype))
+    memory = inference_memory(model, batch, batch, context, simulator.dtype)
+    per_token = 2.0 * model.parameter_count() + 4.0 * model.layers * model.heads * model.head_dim * context
+    return _run(
+        simulator, "decode", model, attention, lines, batch, context, batch, "fused", memory, per_token * batch, launch
+    )
+
+
+def check_lengths(model: TransformerModel, batch: int, seqlen: int) -> None:
+    """:class:`InputError` for sizes that are none."""
+    for name, value in (("batch", batch), ("seqlen", seqlen)):
+        if value < 1:
+            raise InputError(f"--{name}: {value} is not a positive whole number")
+
+
+def _run(
+    simulator: Simulator,
+    kind: str,
+    model: TransformerModel,
+    attention: str,
+    lines: tuple[Line, ...],
+    batch: int,
+    seqlen: int,
+    tokens: int,
+    style: str,
+    memory: Memory,
+    flops: float,
+    launch: str,
+    recompute: str = "none",
+    notes: list[str] | None = None,
+) -> ModelRun:
+    if launch not in LAUNCHES:
+        raise InputError(f"--launch: {launch!r} is unknown; use {', '.join(LAUNCHES)}")
+    notes = list(notes or ())
+    gpu, dtype = simulator.gpu, simulator.dtype
+    gpu_us = sum(line.time_us for line in lines)
+    launches = sum(line.work.count * line.each.launches for line in lines)
+    # a captured graph is launched once; an eager framework's host prepares every kernel while the GPU works
+    host_us = launches * simulator.physics.host_launch_us if launch == "eager" else simulator.physics.graph_launch_us
+    if host_us > gpu_us:
+        notes.append(
+            f"the host bounds it: {launches:.0f} launches of {simulator.physics.host_launch_us:.0f} us each take longer "
+            "than the GPU's work"
+        )
+    fits = memory.fits(gpu)
+    if not fits:
+        notes.append(f"{memory.total_bytes / 1e9:.0f} GB do not fit in {gpu.hbm_bytes / 1e9:.0f} GB: it would not run")
+    if seqlen > model.max_positions:
+        notes.append(f"{seqlen} tokens are more than the model's {model.max_positions} positions")
+    return ModelRun(
+        model=model,
+        gpu=gpu.name,
+        kind=kind,
+        attention=attention,
+        batch=batch,
+        seqlen=seqlen,
+        tokens=tokens,
+        style=style,
+        lines=lines,
+        gpu_us=gpu_us,
+        host_us=host_us,
+        memory=memory,
+        memory_fits=fits,
+        model_flops=flops,
+        spec_flops_per_s=gpu.spec_flops(dtype),
+        recompute=recompute,
+        notes=tuple(notes),
+    )
