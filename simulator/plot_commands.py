@@ -139,7 +139,7 @@ def sweep(
         key, unit = ("l2_bytes", 1e6) if against == "l2" else ("smem_bytes_per_sm", 1024)
         if against == "sram" and algorithm is None:
             # the algorithms whose blocks follow the size of the SRAM; the others' tiles are fixed in their kernels
-            algorithms = ["fa1:flash_attn_1_paper"]
+            algorithms = ["fa1:flash_attn_1_sram"]
         if values is None and against == "l2":
             values = [round(profile.l2_bytes * factor / 1e6, 1) for factor in plot_runs.L2_FACTORS]
         points = [value * unit for value in values or plot_runs.SRAM_KIB]
@@ -176,7 +176,7 @@ def scale(
     gpu: _Gpu = "h100_sxm",
     algorithm: _Algorithm = None,
     seqlens: Annotated[
-        str | None, typer.Option("--seqlens", help="Sequence lengths, with commas (default: 512 to 65536).")
+        str | None, typer.Option("--seqlens", help="Sequence lengths, with commas (default: 512 to 16384).")
     ] = None,
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=1, help="Keep batch times length at this (default: keep --batch).")

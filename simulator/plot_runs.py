@@ -13,9 +13,9 @@ from simulator.profile import Profile
 from simulator.result import Result
 
 #: The KiB of shared memory and the MB of L2 that sweeps take when none are given.
-SRAM_KIB = (48, 64, 100, 128, 164, 228, 328, 456)
+SRAM_KIB = (32, 64, 128, 228, 456, 912, 1824)
 L2_FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,12 @@ def changed_runs(
 
     found = []
     for value in values:
+        numbers = {key: value}
+        if key == "smem_bytes_per_sm":
+            # a CTA's limit follows as it does on every GPU so far: 1 KiB of the SM's stays the system's
+            numbers["smem_bytes_per_cta_max"] = value - 1024
         try:
-            changed = with_values(profile, {key: value})
+            changed = with_values(profile, numbers)
         except InputError as error:
             found += [(value, Run(a, profile, problem, None, str(error))) for a in algorithms]
             continue

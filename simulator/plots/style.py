@@ -70,7 +70,7 @@ def _png(figure: Figure) -> bytes:
 
     stream = io.BytesIO()
     with picture_style():
-        figure.savefig(stream, format="png", dpi=110)
+        figure.savefig(stream, format="png", dpi=90)
     return stream.getvalue()
 
 
@@ -164,7 +164,7 @@ def label_in_margin(ax: Axes, labels: Iterable[tuple[float, float, str, object]]
     Call it last: the axes' limits must be final. ``height_in`` is about the height of the axes.
     """
     labels = list(labels)
-    gap = 11.0 / (72.0 * height_in)
+    gap = 12.0 / (72.0 * height_in)
     fractions = [axes_fraction(ax, y) for _, y, _, _ in labels]
     for (x, y, text, colour), place in zip(labels, spread(fractions, gap), strict=True):
         ax.annotate(
@@ -206,7 +206,7 @@ def text_colour(series: str):
 
 def line_width(index: int, count: int) -> float:
     """Points: earlier series are drawn wider, so that lines that lie on each other all show."""
-    return 1.5 + 0.9 * (count - 1 - index)
+    return 1.4 + 0.5 * (count - 1 - index)
 
 
 def readable_log_ticks(ax: Axes, text) -> None:
