@@ -1,6 +1,6 @@
 """A run looked at closely: when each CTA ran on which SM, bytes over time, and what one SM's pipes did.
 
-The observation replays what :func:`simulator.simulation` predicts, at the clock that it found, with recording on.
+The observation replays what :func:`simulator.simulate` predicts, at the clock that it found, with recording on.
 It is for pictures and traces; no prediction comes from here.
 """
 
@@ -102,7 +102,7 @@ def observe(
     kernel: str | None = None,
     iterations: int = 24,
 ) -> Observation:
-    """Simulate with recording on; the arguments are those of :func:`simulator.simulation`.
+    """Simulate with recording on; the arguments are those of :func:`simulator.simulate`.
 
     ``kernel`` (a name, or its number from 0) is the launch whose SM is looked into, by default the longest;
     ``iterations`` the most loop iterations of a CTA that are followed there. Raises :class:`InputError` for bad
