@@ -18,6 +18,7 @@ from algorithms.common import (
     check_capabilities,
     check_supported,
     compulsory_bytes,
+    dropout_op,
     fill,
     mask_op,
     row_vectors,
@@ -56,7 +57,12 @@ _V1 = "flash-attention@v1.0.9: csrc/flash_attn/src/fmha_fprop_kernel_1xN.h"
 IMPLEMENTATIONS = {
     # the package as published timings ran it: the query rows of a head are shared by several CTAs
     "flash_attn_1": Implementation(
-        "flash_attn_1", "fa1", frozenset({"mma_sync"}), _V1, passes=("fwd", "bwd", "fwd_bwd")
+        "flash_attn_1",
+        "fa1",
+        frozenset({"mma_sync"}),
+        _V1,
+        features=frozenset({"dropout"}),
+        passes=("fwd", "bwd", "fwd_bwd"),
     ),
     # the paper's grid, one CTA a head, with the tiles of the kernel that simulator/measure runs
     "flash_attn_1_paper": Implementation(
@@ -64,6 +70,7 @@ IMPLEMENTATIONS = {
         "fa1",
         frozenset({"mma_sync"}),
         "simulator/measure/fa1_kernel.py; arXiv:2205.14135, Algorithm 1",
+        features=frozenset({"dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
     # the paper's grid and the paper's block sizes, which grow with the SM's SRAM: Bc = M / 4d, Br = min(Bc, d)
@@ -88,6 +95,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     o, o_old, out = Buffer("O", br, d), Buffer("O_old", br, d), Buffer("O_out", br, d, t["O"].dtype)
     m, m_old, total, l_old, alpha, lse = row_vectors(br, "m", "m_old", "l", "l_old", "alpha", "lse")
     statistics_bytes = br * s.warps * 4
+    kept = 1.0 - problem.dropout
 
     def rows_of(kind: str):
         return var(KINDS[kind][0]) + var("i") * (s.slices * br)
@@ -106,6 +114,10 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     def through_smem(name: str) -> list:
         """O between the layout of coalesced accesses and that of the tensor instructions."""
         return [Exchange(name, br * d * 4, br * d * 4), Barrier(name)]
+
+    def drop(row) -> list:
+        """P is dropped after its row sum (Algorithm 2, line 14); the last key block scales what is left up."""
+        return [dropout_op("dropout", scores, problem, row, key_row)] if problem.dropout else []
 
     def packaged_step(row, first: bool) -> list:
         """1.x: P = exp(S - m); O = (exp(L - m) O + P V) / l, L = m + log l. The statistic L seeds the maximum."""
@@ -127,6 +139,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             *across_warps("max"),
             Compute("exp", scores, (scores, m), br, bc, (("scale", scale),)),
             Compute("row_sum", total, (scores,), br, bc),
+            *drop(row),
             Compute("convert", p, (scores,), br, bc),
             Matmul(o, p, v, split="inner"),
             # every warp holds a partial O of its keys: summed through SMEM
@@ -174,6 +187,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             Compute("row_sum", total, (scores,), br, bc),
             *across_warps("sum"),
             Compute("add", total, (total, l_old), br, 1),
+            *drop(row),
             Compute("convert", p, (scores,), br, bc),
             # P goes from the warps that made its columns to those that need its rows
             Exchange("P", br * bc * 2, 0),
@@ -189,8 +203,9 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     def walk(kind: str) -> Loop:
         row, (_, first, final) = rows_of(kind), KINDS[kind]
         step = packaged_step(row, first) if s.packaged else paper_step(row, first, final)
+        scale_up = [Compute("scale", o, (o,), br, d, (("factor", 1.0 / kept),))] if problem.dropout else []
         store = (
-            [Compute("convert", out, (o,), br, d), Store(out, tile(t["O"], head, row, br, 0, d))]
+            [*scale_up, Compute("convert", out, (o,), br, d), Store(out, tile(t["O"], head, row, br, 0, d))]
             if final
             else [Store(o, tile(t["O_tmp"], head, row, br, 0, d))]
         )
@@ -202,7 +217,8 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             *store,
         ]
         if s.mix is not None:
-            (extra,) = beyond("counted", body, s.mix, br * bc)
+            counted = [op for op in body if not (isinstance(op, Compute) and op.fn == "dropout")]
+            (extra,) = beyond("counted", counted, s.mix, br * bc)
             body = spread_over_matmuls(body, extra.work, 0.0)
         return Loop("i", var(kind), body)
 
@@ -276,6 +292,9 @@ def forward_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor],
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
     """The FlashAttention-1 program for ``problem`` on ``gpu``, forward, backward or both."""
     impl = IMPLEMENTATIONS[implementation]
+    if problem.mask == "padding":
+        program = build(problem.with_(mask=None), implementation, gpu, hypothetical)
+        return replace(program, problem=problem, warnings=(*program.warnings, PADDING))
     check_supported(problem, impl)
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if problem.pass_ == "fwd":
@@ -321,4 +340,8 @@ def build_forward(
     )
 
 
+PADDING = (
+    "mask=padding: flash-attention 1.x takes sequences without their padding and no mask; "
+    "every sequence is taken to be as long as given"
+)
 NOTES = ("flash-attention 1.x aligns a causal mask to the top left; here it is aligned to the bottom right, as asked",)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
-from algorithms.common import ceil_div, compulsory_bytes, fill, grid_indices, mask_op, row_vectors
+from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
 from algorithms.fa1_schedule import KINDS, Schedule, work_tiles
 from algorithms.kernel_tables import ctas_per_sm, round_head_dim
 from algorithms.kernels_fa1 import FA1_HEAD_DIMS
@@ -97,7 +97,7 @@ def _roles(
 ) -> tuple[Role, ...]:
     """The loader (Q and dO one step ahead) and the eight warps."""
     br, bc, d, dtype = s.rows, s.keys, s.head_dim, problem.dtype
-    scale = float(problem.head_dim**-0.5)
+    scale, rescale = float(problem.head_dim**-0.5), 1.0 / (1.0 - problem.dropout)
     head, kv_head, key_row = var("q_head"), var("kv_head"), var("key_row")
     pipes = {name: Pipe(name, br, d, dtype, 2) for name in ("Q", "dO", "O")}
     pipes |= {name: Pipe(name, br, 1, "fp32", 2) for name in ("LSE", "D")}
@@ -107,6 +107,10 @@ def _roles(
     dq, dq_old, dq_out = Buffer("dQ", br, d), Buffer("dQ_old", br, d), Buffer("dQ_out", br, d, dtype)
     dk, dv, out = Buffer("dK", bc, d), Buffer("dV", bc, d), Buffer("dKV_out", bc, d, dtype)
     (rowsum,) = row_vectors(br, "rowsum")
+
+    def scaled(buffer: Buffer, factor: float) -> list:
+        size = buffer.rows, buffer.cols
+        return [Compute("scale", buffer, (buffer,), *size, (("factor", factor),))] if factor != 1.0 else []
 
     def used(first: bool) -> tuple[str, ...]:
         """What a step reads beside Q, dO and the LSE: D, or O to make it."""
@@ -127,6 +131,7 @@ def _roles(
         coord, first, final = kinds[trip]
         row = row_of(coord)
         make_d = first and not parallel
+        drop = [dropout_op("dropout_sign", scores, problem, row, key_row)] if problem.dropout else []
         partial = br * d * 4 * s.warps
         if parallel:
             store = [Store(dq, tile(t["dQ_tmp"], head, row, br, 0, d), accumulate=True, via="atomic")]
@@ -142,6 +147,8 @@ def _roles(
             *(
                 [
                     Compute("row_dot", rowsum, (pipes["dO"], pipes["O"]), br, d),
+                    # dP stays as it is until the end, so D is scaled down by the probability to keep
+                    *scaled(rowsum, 1.0 - problem.dropout),
                     Store(rowsum, tile(t["D"], head, row, br)),
                 ]
                 if make_d
@@ -150,17 +157,19 @@ def _roles(
             Matmul(scores, pipes["Q"], k, transpose_b=True, split="cols"),
             mask_op(scores, problem, row, key_row),
             Compute("exp_lse", scores, (scores, pipes["LSE"]), br, bc, (("scale", scale),)),
-            Compute("convert", p, (scores,), br, bc),
+            # a dropped P keeps its size and loses its sign, so that dS knows both
+            *drop,
+            Compute("convert_positive" if drop else "convert", p, (scores,), br, bc),
             Exchange("P", br * bc * 2, 0),
             Matmul(dp, pipes["dO"], v, transpose_b=True, split="cols"),
-            Compute("softmax_grad", dp, (scores, dp, rowsum), br, bc),
+            Compute("softmax_grad_dropout" if drop else "softmax_grad", dp, (scores, dp, rowsum), br, bc),
             Compute("convert", ds, (dp,), br, bc),
             Exchange("dS", br * bc * 2, 0),
             # each warp multiplies its own keys: a partial dQ of every warp, summed through SMEM
             Matmul(dq, ds, k, split="inner"),
             Exchange("dQ", partial, partial),
             Barrier("dQ"),
-            Compute("scale", dq, (dq,), br, d, (("factor", scale),)),
+            *scaled(dq, scale * rescale),
             Matmul(dv, p, pipes["dO"], transpose_a=True, accumulate=True),
             *add,
             *store,
@@ -179,10 +188,11 @@ def _roles(
         fill(dk, 0.0),
         fill(dv, 0.0),
         *(step(trip) for trip in kinds),
-        Compute("scale", dk, (dk,), bc, d, (("factor", scale),)),
+        *scaled(dk, scale * rescale),
         Compute("convert", out, (dk,), bc, d),
         *through_smem,
         Store(out, tile(t["dK"], kv_head, *kv)),
+        *scaled(dv, rescale),
         Compute("convert", out, (dv,), bc, d),
         *through_smem,
         Store(out, tile(t["dV"], kv_head, *kv)),
@@ -269,7 +279,8 @@ def build_backward(problem: AttentionProblem, implementation: str, gpu: Profile,
         block, batch, head = row_grid(p.seqlen_q, DOT_ROWS, p.batch, p.heads)
         coords = {"q_head": batch * p.heads + head, "row0": block * DOT_ROWS}
         before.append(zero_fill("zero_dQ_tmp", t["dQ_tmp"], COPY_ROWS, COPY_THREADS, gpu))
-        before.append(dot_do_o("fmha_bwd_dot_do_o", t, coords, DOT_ROWS, 32 * WARPS, s.head_dim, gpu, None))
+        keep = 1.0 - p.dropout
+        before.append(dot_do_o("fmha_bwd_dot_do_o", t, coords, DOT_ROWS, 32 * WARPS, s.head_dim, gpu, None, keep=keep))
         block, flat = row_grid(p.seqlen_q, COPY_ROWS, heads)
         coords = {"head": flat, "row0": block * COPY_ROWS}
         after.insert(0, convert("copy_dQ", t["dQ_tmp"], t["dQ"], coords, COPY_ROWS, COPY_THREADS, 1.0, gpu))

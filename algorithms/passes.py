@@ -41,5 +41,6 @@ def forward_backward(
         max(first.live_bytes, second.live_bytes),
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
         substitutions=tuple(dict.fromkeys((*first.substitutions, *second.substitutions))),
+        warnings=tuple(dict.fromkeys((*first.warnings, *second.warnings))),
         attributes={**first.attributes, **second.attributes, "kept_bytes": sum(t.bytes for t in kept)},
     )

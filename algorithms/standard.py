@@ -3,6 +3,7 @@
     S = scale * Q K^T           (batched GEMM; S rounded to the inputs' dtype)
     S = S + mask                (only with a mask; a causal one is a [seqlen_q, seqlen_k] tensor like any other)
     P = softmax(S)              (row-wise kernel, chosen by row length)
+    P = dropout(P)              (only with dropout)
     O = P V                     (batched GEMM)
 
 With fewer KV heads than query heads, K and V are first copied to every query head. Nothing is skipped: a causal mask
@@ -19,14 +20,15 @@ from algorithms.common import (
     check_supported,
     fastest_path,
 )
-from algorithms.kernel_tables import gemm_kernel, mask_add_kernel, softmax_forward_kernel, strided_copy_kernel
+from algorithms.kernel_tables import gemm_kernel, softmax_forward_kernel, strided_copy_kernel
 from algorithms.passes import forward_backward
 from algorithms.standard_gemm import Product, batched_gemm, memset
+from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_tensor
 from algorithms.standard_rows import elementwise, softmax_forward
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Kernel, Program, Tensor, as_index
+from simulator.program import Kernel, Program, Tensor
 
 IMPLEMENTATIONS = {
     "torch_eager": Implementation(
@@ -34,7 +36,7 @@ IMPLEMENTATIONS = {
         "standard",
         frozenset({"mma_sync"}),
         "torch.baddbmm, add, softmax, bmm (PyTorch 2.11); aten/src/ATen/native/cuda; cuBLAS of CUDA 13.0",
-        features=frozenset({"mask", "head_dim_v"}),
+        features=frozenset({"mask", "head_dim_v", "window", "dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }
@@ -103,34 +105,16 @@ def _fewer_stages(g, gpu: Profile):
 
 
 def masked_share(problem: AttentionProblem) -> float:
-    """Share of S that a causal mask hides."""
-    if not problem.causal:
+    """Share of S that a causal mask or a window hides (what else a mask hides is not known here)."""
+    if not hides_by_position(problem):
         return 0.0
     return 1.0 - problem.unmasked_pairs_per_head() / (problem.seqlen_q * problem.seqlen_k)
 
 
-def add_mask(s: Tensor, mask: Tensor, out: Tensor, problem: AttentionProblem) -> list[Kernel]:
-    """S + mask. A causal mask is read like any tensor; its content follows from the position."""
-    p = problem
-    k = mask_add_kernel(s.heads, s.rows, s.cols, p.dtype)
-    additive = p.mask is not None
-
-    def params(row, col) -> tuple:
-        return (
-            ("additive", int(additive)),
-            ("row", as_index(row)),
-            ("col", as_index(col)),
-            ("seqlen_k", p.seqlen_k),
-            ("shift", p.seqlen_k - p.seqlen_q),
-            ("left", -1),
-            ("right", 0 if p.causal else -1),
-        )
-
-    return elementwise("mask_add", "mask_add", ((s, "q_head"), (mask, "")), out, k, params=params)
-
-
-def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]) -> tuple[list[Kernel], int, Tensor]:
-    """The forward pass's kernels, the peak of device memory it holds, and P."""
+def forward_kernels(
+    problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]
+) -> tuple[list[Kernel], int, dict[str, Tensor]]:
+    """The forward pass's kernels, the peak of device memory that it holds, and what autograd keeps: P, P dropped."""
     p = problem
     k, expand_k = expand_heads(t["K"], p)
     v, expand_v = expand_heads(t["V"], p)
@@ -139,18 +123,22 @@ def forward_kernels(problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor
     product = Product(t["Q"], k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
     kernels += gemm("qk_gemm", "scores", product, p, gpu)
     live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (k, v) if p.group > 1)
-    if p.causal or p.mask is not None:
+    mask = mask_tensor(p)
+    if mask is not None:
         masked = score_tensor(p, "S_masked")
-        mask = t.get("mask") or Tensor("mask", 1, p.seqlen_q, p.seqlen_k, p.dtype, "input", SCORE_BLOCK_ROWS)
-        kernels += add_mask(s, mask, masked, p)
+        kernels += apply_mask(s, mask, masked, p)
         live += mask.bytes if "mask" not in t else 0
         s = masked
     softmax = softmax_forward_kernel(p.seqlen_k, p.dtype)
     kernels.append(softmax_forward(s, weights, softmax, gpu, masked_share(p)))
-    kernels += gemm("pv_gemm", "output", Product(weights, v, t["O"], p.seqlen_k), p, gpu)
-    # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P
-    live += s.bytes + weights.bytes
-    return kernels, live, weights
+    dropped = dropout_tensors(p, weights)
+    if dropped:
+        kernels += drop(weights, dropped, p)
+    kernels += gemm("pv_gemm", "output", Product(dropped.get("P_dropped", weights), v, t["O"], p.seqlen_k), p, gpu)
+    # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P, then P, P dropped
+    # and which were dropped
+    live += weights.bytes + max(s.bytes, sum(x.bytes for x in dropped.values()))
+    return kernels, live, {"P": weights, **dropped}
 
 
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
@@ -158,8 +146,6 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
     substitutions = check_capabilities(impl, gpu, hypothetical)
-    if problem.mask not in (None, "additive"):
-        raise UnsupportedError(f"mask {problem.mask!r}: torch_eager models an additive [seqlen_q, seqlen_k] mask")
     if problem.pass_ == "fwd":
         return build_forward(problem, gpu, substitutions)
     from algorithms.standard_backward import build_backward
@@ -176,18 +162,18 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
 def build_forward(
     problem: AttentionProblem, gpu: Profile, substitutions: list[str], keep_weights: bool = False
 ) -> Program:
-    """The forward pass; ``keep_weights`` leaves P among the outputs, as autograd does."""
+    """The forward pass; ``keep_weights`` leaves P (and what dropout made) among the outputs, as autograd does."""
     t = io_tensors(problem)
     if problem.mask is not None:
-        t["mask"] = Tensor("mask", 1, problem.seqlen_q, problem.seqlen_k, problem.dtype, "input", SCORE_BLOCK_ROWS)
-    kernels, live, weights = forward_kernels(problem, gpu, t)
+        t["mask"] = mask_tensor(problem)
+    kernels, live, kept = forward_kernels(problem, gpu, t)
     return Program(
         "standard",
         DEFAULT,
         problem,
         tuple(kernels),
         {name: tensor for name, tensor in t.items() if name != "O"},
-        {"O": t["O"]} | ({"P": weights} if keep_weights else {}),
+        {"O": t["O"]} | (kept if keep_weights else {}),
         live,
         notes=NOTES,
         substitutions=tuple(substitutions),

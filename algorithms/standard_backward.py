@@ -6,8 +6,9 @@
     dS  = dPP - P * rowsum(dPP)        (row-wise kernel)
     dQ  = scale * dS K,  dK = scale * dS^T Q   (batched GEMMs)
 
-P is what the forward pass kept. With fewer KV heads than query heads, dK and dV of every query head are summed
-afterwards; K and V are read by KV head, which the copies that autograd keeps would only make larger.
+P is what the forward pass kept. With dropout dP passes through ``dP * mask / (1 - dropout)``, and dV takes P dropped,
+which was kept too. With fewer KV heads than query heads, dK and dV of every query head are summed afterwards; K and V
+are read by KV head, which the copies that autograd keeps would only make larger.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from algorithms.common import compulsory_bytes
 from algorithms.kernel_tables import contiguous_elementwise_kernel, softmax_backward_kernel
 from algorithms.standard import DEFAULT, gemm, score_tensor
 from algorithms.standard_gemm import Product
+from algorithms.standard_masks import drop_backward, dropout_tensors
 from algorithms.standard_rows import elementwise, softmax_backward
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -36,9 +38,12 @@ def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[
     if p.group > 1:
         heads = p.batch * p.heads
         grads = {n: Tensor(f"{n}_expanded", heads, x.rows, x.cols, p.dtype, "scratch", 64) for n, x in grads.items()}
+    dropped = dropout_tensors(p, weights)
+    used, dp_raw = (dropped["P_dropped"], score_tensor(p, "dP_dropped")) if dropped else (weights, dp)
     kernels = [
-        *gemm("dv_gemm", "grad_value", Product(weights, t["dO"], grads["dV"], p.seqlen_q, transpose_a=True), p, gpu),
-        *gemm("dp_gemm", "grad_scores", Product(t["dO"], t["V"], dp, p.head_dim_v, transpose_b=True), p, gpu),
+        *gemm("dv_gemm", "grad_value", Product(used, t["dO"], grads["dV"], p.seqlen_q, transpose_a=True), p, gpu),
+        *gemm("dp_gemm", "grad_scores", Product(t["dO"], t["V"], dp_raw, p.head_dim_v, transpose_b=True), p, gpu),
+        *(drop_backward(dp_raw, dropped["dropout_mask"], dp, p) if dropped else []),
         *elementwise(
             "dp_times_p",
             "multiply",
@@ -55,12 +60,13 @@ def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[
             group_sum(f"sum_{name}", grads[name], t[name], p.group, SUM_ROWS, SUM_THREADS, gpu) for name in grads
         ]
     live = compulsory_bytes(t.values()) + weights.bytes + dp.bytes + dpp.bytes + ds.bytes
+    live += sum(x.bytes for x in dropped.values())
     return Program(
         "standard",
         DEFAULT,
         p,
         tuple(kernels),
-        {"Q": t["Q"], "K": t["K"], "V": t["V"], "P": weights, "dO": t["dO"]},
+        {"Q": t["Q"], "K": t["K"], "V": t["V"], "P": weights, "dO": t["dO"], **dropped},
         {name: t[name] for name in ("dQ", "dK", "dV")},
         live + sum(x.bytes for x in grads.values() if p.group > 1),
         substitutions=tuple(substitutions),

@@ -189,7 +189,8 @@ def elementwise(
     params: Callable[[Index, Index], tuple] | None = None,
 ) -> list[Kernel]:
     """``out = op(reads)`` element by element. ``reads`` pairs each tensor with the coordinate of its head
-    (``""``: one matrix for all heads); ``params(row, col)`` gives the operation's parameters.
+    (``""``: one matrix for all heads); a tensor of one row gives it to every row. ``params(row, col)`` are the
+    operation's parameters.
 
     PyTorch cuts what exceeds 32-bit offsets into ``k.launches`` launches: one kernel each, over equal shares.
     """
@@ -197,9 +198,13 @@ def elementwise(
     cols = out.cols
     rows = max(CTA_ROWS, CTA_ELEMENTS // cols)
     row = var("row0")
-    buffers = [Buffer(f"in{n}", rows, cols) for n in range(len(reads))]
+    one_row = [tensor.rows == 1 and out.rows > 1 for tensor, _ in reads]
+    buffers = [Buffer(f"in{n}", 1 if single else rows, cols) for n, single in enumerate(one_row)]
     result = Buffer("out", rows, cols, out.dtype)
-    sources = [tile(tensor, var(head) if head else 0, row, rows) for tensor, head in reads]
+    sources = [
+        tile(tensor, var(head) if head else 0, 0 if single else row, 1 if single else rows)
+        for (tensor, head), single in zip(reads, one_row, strict=True)
+    ]
     # all operands of an element are in flight together: the last load waits for the earlier ones too
     loads = [Load(source, buffer, token="in") for source, buffer in zip(sources[:-1], buffers[:-1], strict=True)]
     compute = Compute(op, result, tuple(buffers), rows, cols, params(row, Index()) if params else ())

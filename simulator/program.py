@@ -98,7 +98,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Tile:
-    """A rectangle of one matrix: rows ``row .. row+rows`` and columns ``col .. col+cols``; parts outside are clipped."""
+    """A rectangle of one matrix: ``rows`` from ``row`` on, ``cols`` columns from ``col`` on; clipped to the matrix."""
 
     tensor: Tensor
     head: Index
@@ -438,7 +438,8 @@ class Program:
     """All kernels of one attention call, in order, and what they leave in memory.
 
     ``inputs``/``outputs`` map the roles ``Q K V O LSE dO dQ ...`` to the tensors that hold them.
-    ``live_bytes`` is the peak of device memory that the call holds, inputs and outputs included.
+    ``live_bytes`` is the peak of device memory that the call holds, inputs and outputs included. ``warnings`` say
+    where the program is not quite what was asked.
     """
 
     algorithm: str
@@ -451,6 +452,7 @@ class Program:
     notes: tuple[str, ...] = ()
     substitutions: tuple[str, ...] = ()
     attributes: Mapping[str, object] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that some kernel loads or stores, by name."""

@@ -178,6 +178,8 @@ def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
     values = np.asarray(values, dtype=np.float32)
     if dtype in ("fp32", "int32"):
         return values
+    if dtype == "bool":
+        return (values != 0).astype(np.float32)
     if dtype == "fp16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)

@@ -97,7 +97,7 @@ def test_an_additive_mask_is_added():
     want = np.einsum("hij,hjd->hid", p / p.sum(2, keepdims=True), inputs["V"])
     assert np.abs(got - want).max() < TOLERANCE["bf16"]
     with pytest.raises(UnsupportedError, match="additive"):
-        build(problem.with_(mask="padding"))
+        build(problem.with_(mask="sparse"))
 
 
 def test_large_logits_in_fp16_stay_finite():
