@@ -147,7 +147,7 @@ def run_program(
         waits=waits,
         kernels=tuple(kernels),
         unique_bytes=sum(t.bytes for t in (*program.inputs.values(), *program.outputs.values())),
-        warnings=(),
+        warnings=program.warnings,
         notes=program.notes,
         substitutions=program.substitutions,
         spec_tensor_flops=profile.spec_flops(dtype) if dtype in profile.spec_tensor_flops else 0.0,
