@@ -36,6 +36,7 @@ from algorithms.heuristics import (
     fa3_varlen_section_heads,
 )
 from algorithms.kernel_tables import Fa3Tile, fa3_combine_kernel, fa3_forward_tile
+from algorithms.kernels_common import registers_at_launch
 from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
 from simulator.problem import DTYPE_BYTES, AttentionProblem
@@ -227,7 +228,7 @@ def _main_kernel(
         fa3.key_trips(problem),
         threads=t.threads,
         smem_bytes=t.smem_bytes,
-        registers_per_thread=168,
+        registers_per_thread=registers_at_launch(t.threads),
         ctas_per_sm=t.ctas_per_sm,
         schedule=schedule,
         path=instruction_path("wgmma", gpu),

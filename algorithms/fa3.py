@@ -36,6 +36,7 @@ from algorithms.fa3_tiles import fit_tile, forward_tile
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.instruction_counts import fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile
+from algorithms.kernels_common import registers_at_launch
 from algorithms.passes import forward_backward
 from algorithms.tile_search import TileChoice
 from simulator.errors import UnsupportedError
@@ -123,6 +124,8 @@ def roles(
     q_pipe = Pipe("q", t.tile_m, d, dtype, 1, groups)
     k_pipe = Pipe("k", bc, d, dtype, t.kv_stages, groups)
     v_pipe = Pipe("v", bc, dv, dtype, t.kv_stages, groups)
+    # O is staged where V lies: the next tile's V (and the K behind it) waits until O has left SMEM
+    o_pipe = Pipe("o", t.tile_m, dv, tensors["O"].dtype, 1, groups)
     head, kv_head, j = var("q_head"), var("kv_head"), var("j")
 
     def load_k(row) -> list:
@@ -146,6 +149,7 @@ def roles(
             *load_k(masked),
             Acquire(q_pipe),
             Load(tile(tensors["Q"], head, var("row0"), t.tile_m, 0, d), q_pipe, via="tma"),
+            Acquire(o_pipe),
             # K runs one block ahead of V, as the consumers ask for them
             Loop("j", var("n_masked") - 1, [*load_k(masked - (j + 1) * bc), *load_v(masked - j * bc)]),
             Loop("j", var("n_full"), [*load_k(full - j * bc), *load_v(full - (j - 1) * bc)]),
@@ -269,6 +273,7 @@ def roles(
                 Exchange("O", rows * dv * 2, rows * dv * 2),
                 Barrier(f"epilogue{index}"),
                 Store(View(out), o_tile(row0, rows), via="tma"),
+                Release(o_pipe),
                 Store(View(v["lse"]), lse_tile(row0, rows)),
             ],
         )
@@ -400,8 +405,9 @@ def build_forward(
         key_trips(problem_run),
         threads=t.threads,
         smem_bytes=t.smem_bytes,
-        # ptxas gives every thread its share of the register file; warpgroups then trade them (setmaxnreg)
-        registers_per_thread=168 if tiles is None else min(255, gpu.registers_per_sm // t.threads // 8 * 8),
+        registers_per_thread=(
+            registers_at_launch(t.threads) if tiles is None else registers_at_launch(t.threads, gpu.registers_per_sm)
+        ),
         ctas_per_sm=t.ctas_per_sm,
         schedule=schedule,
         path=instruction_path("wgmma", gpu),

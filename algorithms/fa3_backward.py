@@ -19,6 +19,7 @@ from algorithms.common import (
 )
 from algorithms.fa3_backward_roles import roles
 from algorithms.kernel_tables import BackwardTile, backward_row_blocks, fa3_backward_tile
+from algorithms.kernels_common import registers_at_launch
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -84,7 +85,7 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, 
         trips,
         threads=t.threads,
         smem_bytes=t.smem_bytes,
-        registers_per_thread=168,
+        registers_per_thread=registers_at_launch(t.threads),
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("wgmma", gpu),
         compute_dtype=p.dtype,

@@ -53,6 +53,11 @@ def ctas_per_sm(
     return min(by_registers, by_smem, threads_per_sm_max // threads)
 
 
+def registers_at_launch(threads: int, registers_per_sm: int = _REGISTERS_PER_SM) -> int:
+    """Registers a thread of a kernel whose CTA has the SM to itself, before its warpgroups trade them (setmaxnreg)."""
+    return min(255, registers_per_sm // threads // 8 * 8)
+
+
 def require_16_bit(dtype: str, kernel: str) -> None:
     """InputError unless ``dtype`` is fp16 or bf16."""
     if element_bytes(dtype) != 2:

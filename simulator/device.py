@@ -12,6 +12,7 @@ import numpy as np
 
 from simulator import replay as engine
 from simulator.accesses import Access, kernel_accesses
+from simulator.errors import UnsupportedError
 from simulator.memory import L2, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
@@ -41,9 +42,19 @@ class KernelRun:
 
 
 def occupancy(kernel: Kernel, profile: Profile) -> int:
-    """CTAs of ``kernel`` that one SM holds: its own limit, registers, SMEM, threads and CTA slots."""
+    """CTAs of ``kernel`` that one SM holds: its own limit, registers, SMEM, threads and CTA slots.
+
+    Raises :class:`~simulator.errors.UnsupportedError` when it holds not even one.
+    """
     warps = -(-kernel.threads // 32)
     registers = -(-kernel.registers_per_thread * 32 // 256) * 256 * warps
+    for what, needed, there in (
+        ("registers", registers, profile.registers_per_sm),
+        ("threads", kernel.threads, profile.max_threads_per_sm),
+        ("bytes of SMEM", kernel.smem_bytes, profile.smem_bytes_per_cta_max),
+    ):
+        if needed > there:
+            raise UnsupportedError(f"a CTA of {kernel.name} needs {needed} {what}; {profile.name} has {there}")
     limits = [
         profile.registers_per_sm // max(1, registers),
         profile.max_threads_per_sm // max(1, kernel.threads),

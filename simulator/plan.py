@@ -62,7 +62,8 @@ def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
     heads = kernel.coords.get("kv_head" if heads_share else "q_head", kernel.coords.get("q_head"))
     if heads is None or n < 6 * slots:
         return n
-    signature = np.vstack([kernel.coords[t.coord] for t in kernel.trips])
+    # a kernel without loops does the same in every CTA
+    signature = np.vstack([kernel.coords[t.coord] for t in kernel.trips] or [np.zeros(n, np.int64)])
     for parts in range(min(n // (2 * slots), 4096), 1, -1):
         if n % parts:
             continue
