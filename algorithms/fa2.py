@@ -42,6 +42,7 @@ from simulator.program import (
     Buffer,
     Compute,
     Consume,
+    Exchange,
     Index,
     Instructions,
     Kernel,
@@ -227,6 +228,9 @@ def roles(
                 Loop("j", var("n_full"), body("full_row", False)),
                 *rescale,
                 *epilogue(o, out, vectors, scale),
+                # O leaves through Q's SMEM, so that whole rows are stored
+                Exchange("O", rows * d * 2, rows * d * 2),
+                Barrier("O", sets),
                 Store(View(out), o_tile(row0, rows)),
                 Store(View(vectors["lse"]), lse_tile(row0, rows)),
             ],

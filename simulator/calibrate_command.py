@@ -87,11 +87,15 @@ def register(app: typer.Typer) -> None:
 
 def calibration_section(profile, physics, fitted, results, digest: str, files: list[str]) -> dict:
     """The ``calibration`` section: every parameter with unit, bounds and what identified it; data and residuals."""
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
     from simulator.calibration_stages import FIXED_BY_MICROBENCHMARK
     from simulator.physics import Physics
 
+    try:
+        own_version = version("iosim")
+    except PackageNotFoundError:
+        own_version = "source checkout"
     by_name = {f.name: f for f in fitted}
     earlier = profile.calibration.parameters
     parameters = {}
@@ -114,7 +118,7 @@ def calibration_section(profile, physics, fitted, results, digest: str, files: l
     provenance = {
         "data": ", ".join(files),
         "data_sha256": digest,
-        "iosim": version("iosim"),
+        "iosim": own_version,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "residuals": residuals,
     }

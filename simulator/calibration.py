@@ -174,7 +174,7 @@ def fit_stage(
     unit0 = (start - bounds[:, 0]) / span
     before = residuals(unit0)
     fit = least_squares(
-        residuals, unit0, bounds=(0.0, 1.0), loss="soft_l1", f_scale=0.05, diff_step=0.03, max_nfev=14, xtol=3e-4, ftol=3e-4
+        residuals, unit0, bounds=(0.0, 1.0), loss="soft_l1", f_scale=0.05, diff_step=0.04, max_nfev=9, xtol=3e-4, ftol=3e-4
     )
     after = residuals(fit.x)
     sigma = _sigmas(fit.jac, after)

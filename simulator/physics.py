@@ -53,10 +53,10 @@ class Physics:
         12.5, 3.0, 64.0, "B/cycle", "rate at which L2 takes one SM's fp32 reductions when all SMs send them"
     )
     cta_launch_cycles: float = _parameter(
-        700.0, 0.0, 4000.0, "cycles", "from a CTA's exit to the first instruction of the next one on its slot"
+        1000.0, 0.0, 6000.0, "cycles", "from a CTA's exit to the first instruction of the next one on its slot"
     )
     persistent_fetch_cycles: float = _parameter(
-        150.0, 0.0, 2000.0, "cycles", "scheduling of the next tile in a persistent kernel"
+        500.0, 0.0, 6000.0, "cycles", "scheduling of the next tile in a persistent kernel"
     )
     l2_capacity_fraction: float = _parameter(
         0.8, 0.4, 1.0, "fraction", "share of the L2 that a working set shared by all SMs can use"
@@ -75,6 +75,9 @@ class Physics:
     )
     kernel_ramp_us: float = _parameter(
         1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
+    )
+    tma_setup_us: float = _parameter(
+        2.0, 0.0, 6.0, "us", "further start-up of a kernel with TMA: descriptors, barriers, warp specialisation"
     )
     graph_gap_us: float = _parameter(1.3, 0.0, 5.0, "us", "gap between dependent kernels of one call on the GPU")
     graph_launch_us: float = _parameter(

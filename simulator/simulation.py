@@ -14,7 +14,7 @@ from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
 from simulator.problem import L2_STATES, TIMINGS, AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Kernel, Program
+from simulator.program import Kernel, Load, Program
 from simulator.result import KernelResult, Result, TensorTraffic
 from simulator.tile_ops import UNITS
 from simulator.traffic import executed_work
@@ -119,6 +119,8 @@ def run_program(
             start_us = max(start_us, (index + 1) * physics.host_launch_us)
         run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions, event_budget or EVENT_BUDGET)
         time_us = run.cycles / clock_hz * 1e6 + physics.kernel_ramp_us
+        if uses_tma(kernel):
+            time_us += physics.tma_setup_us
         total_cycles += time_us * clock_hz / 1e6
         kernels.append(_kernel_result(kernel, run, l2, profile, clock_hz, start_us, time_us))
         start_us += time_us
@@ -157,6 +159,11 @@ def run_program(
         timing=conditions.timing,
         attributes=program.attributes,
     )
+
+
+def uses_tma(kernel: Kernel) -> bool:
+    """Whether some load of ``kernel`` goes through the tensor memory accelerator."""
+    return any(isinstance(op, Load) and op.via == "tma" for _, _, op in kernel.walk())
 
 
 def new_cache(program: Program, profile: Profile, physics: Physics, budget: int = EVENT_BUDGET) -> L2:

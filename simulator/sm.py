@@ -244,8 +244,7 @@ class _RoleProcess:
                 done = sm.transfer(op.work, self.label) + sm.latency
                 yield env.timeout(done - start)
             elif kind == "store":
-                sm.transfer(op.work, self.label)
-            elif kind == "store_wait":
+                # posted, but the role is held while its data leaves the SM
                 yield env.timeout(sm.transfer(op.work, self.label) - start)
             elif kind == "barrier":
                 counter = cta.counter(cta.barriers, op.key)

@@ -180,7 +180,7 @@ def _compile_op(op, warps: int, spec: SmSpec):
     if isinstance(op, Store) and op.accumulate:
         # reductions are acknowledged: the role waits while L2 takes them
         cycles = op.into.bytes / spec.atomic_bytes
-        return Timed("store_wait", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
+        return Timed("store", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
     if isinstance(op, Store):
         cycles = op.into.bytes / spec.port_bytes
         return Timed("store", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
