@@ -6,10 +6,11 @@ It is for pictures and traces; no prediction comes from here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from simulator.confidence import with_confidence
 from simulator.device import KernelRun, run_kernel
 from simulator.errors import InputError
 from simulator.physics import Physics
@@ -32,12 +33,14 @@ FLOW_BINS = 240
 @dataclass(frozen=True)
 class KernelObservation:
     """One launch. ``ctas`` is ``[cta, 3]``: slot, start and end in µs from the start of the call; ``flow`` is
-    ``[bin, 3]``: bytes between SMs and L2, read from HBM, written to HBM in each ``bin_us``."""
+    ``[bin, 3]``: bytes between SMs and L2, read from HBM, written to HBM in each ``bin_us``. ``busy_us`` is
+    ``time_us`` without what the launch itself costs."""
 
     name: str
     index: int
     start_us: float
     time_us: float
+    busy_us: float
     num_sms: int
     ctas_per_sm: int
     ctas: np.ndarray
@@ -110,10 +113,13 @@ def observe(
     """
     conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
     physics = Physics.from_calibration(profile.calibration_parameters)
-    program, _ = chosen_program(algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics)
+    program, lines = chosen_program(
+        algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics
+    )
     for launch in program.kernels:
         _check_size(launch)
     result = run_program(program, profile, conditions, physics)
+    result = with_confidence(replace(result, warnings=(*result.warnings, *lines)), profile)
     chosen = _chosen(result, kernel)
     l2 = new_cache(program, profile, physics)
     if l2_state == "warm":
@@ -134,6 +140,7 @@ def observe(
                 index=index,
                 start_us=told.start_us,
                 time_us=told.time_us,
+                busy_us=told.time_us * (1.0 - told.waits.get("launch", 0.0)),
                 num_sms=profile.num_sms,
                 ctas_per_sm=run.ctas_per_sm,
                 ctas=ctas,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -102,70 +102,22 @@ def io(
             _save(json_file, results)
         _write(plot, plot_io(rows=rows)[0], rows)
         return
-    if against not in ("seqlen", "sram", "l2"):
+    from simulator.io_sweeps import AGAINST, SRAM_ALGORITHMS, sweep
+
+    if against not in AGAINST:
         raise InputError(f"--against: {against!r} is unknown; use seqlen, sram or l2")
     if json_file is not None:
         raise InputError("--json: a sweep is saved by the CSV beside its picture; leave --json out")
     plot = _prepare(plot, f"io-{against}.png")
     rows = _saved_rows(source, f"io-{against}", only_csv=True)
     if rows is None:
-        rows = sweep(against, _numbers(values), problem, gpu, algorithm, conditions, hypothetical)
+        profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
+        plain = against == "sram" and algorithm is None
+        algorithms = list(SRAM_ALGORITHMS) if plain else _algorithms(algorithm)
+        points = _numbers(values)
+        rows, found = sweep(against, problem, profiles, algorithms, points, conditions, hypothetical)
+        _report_skipped(found)
     _write(plot, plot_io_sweep(rows)[0], rows)
-
-
-def sweep(
-    against: str,
-    values: list[float] | None,
-    problem: AttentionProblem,
-    gpu: str,
-    algorithm: str | None,
-    conditions: RunOptions,
-    hypothetical: bool = False,
-) -> list[dict[str, Any]]:
-    """Rows of ``iosim io --against``: ``values`` in tokens, KiB or MB (None: a spread that fits)."""
-    from simulator import plot_runs
-    from simulator.plots.io import sweep_rows
-
-    names = comma_list(gpu, "--gpu")
-    if len(names) > 1:
-        raise InputError("--gpu: a sweep is about one GPU; name one")
-    profile = conditions.profile(names[0])
-    algorithms = _algorithms(algorithm)
-    if against == "seqlen":
-        lengths = [int(v) for v in values] if values else list(plot_runs.SEQLENS)
-        found = plot_runs.seqlen_runs(problem, [profile], algorithms, conditions, lengths, None, hypothetical)
-        series = [(one.problem.seqlen_k, one, {}) for one in found]
-    else:
-        key, unit = ("l2_bytes", 1e6) if against == "l2" else ("smem_bytes_per_sm", 1024)
-        if against == "sram" and algorithm is None:
-            # the algorithms whose blocks follow the size of the SRAM; the others' tiles are fixed in their kernels
-            algorithms = ["fa1:flash_attn_1_sram"]
-        if values is None and against == "l2":
-            values = [round(profile.l2_bytes * factor / 1e6, 1) for factor in plot_runs.L2_FACTORS]
-        points = [value * unit for value in values or plot_runs.SRAM_KIB]
-        changed = plot_runs.changed_runs(key, points, problem, profile, algorithms, conditions)
-        series = [(value / unit, one, {}) for value, one in changed]
-        if against == "sram":
-            series = _with_guide(series)
-    _report_skipped([one for _, one, _ in series])
-    return sweep_rows(
-        against, [(x, one.algorithm, one.result, {"base_gpu": profile.name, **more}) for x, one, more in series]
-    )
-
-
-def _with_guide(series: list) -> list:
-    """Add FlashAttention-1's Θ(N²d²/M), scaled to the bytes of its first point."""
-    from simulator.plot_runs import guide_bytes
-
-    scale, found = None, []
-    for x, one, more in series:
-        if one.result is not None and one.algorithm.startswith("fa1"):
-            sram = one.profile.smem_bytes_per_cta_max
-            moved = one.result.l2_read_bytes + one.result.l2_write_bytes
-            scale = scale or moved / guide_bytes(one.problem, sram)
-            more = more | {"guide_bytes": scale * guide_bytes(one.problem, sram), "sram_bytes": sram}
-        found.append((x, one, more))
-    return found
 
 
 @takes_problem()

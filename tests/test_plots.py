@@ -193,7 +193,7 @@ def test_sweep_picture_has_floor_and_guide(results):
         (float(i), r.algorithm, r, {"base_gpu": "h100_sxm", "guide_bytes": 1e9 / i}) for i, r in enumerate(results, 1)
     ]
     rows = sweep_rows("sram", [(x, n, r, m) for x, n, _, m in series for r in results if r.algorithm == n])
-    figure, ax = plot_io_sweep(rows)
+    figure, (ax,) = plot_io_sweep(rows)
     labels = {text for text, _ in boxes(figure)}
     assert {"Θ(N²d²/M)", "compulsory floor", "fa2 HBM", "fa2 SM↔L2"} <= labels
     assert ax.get_xlabel().endswith("KiB")
@@ -473,7 +473,6 @@ def test_changed_gpus_and_lists(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["io", "--against", "width"], "--against: 'width' is unknown; use seqlen, sram or l2"),
-        (["io", "--against", "l2", "--gpu", "h100_sxm,b200"], "--gpu: a sweep is about one GPU"),
         (["io", "--against", "l2", "--values", "a,b"], "--values: 'a,b' is no list"),
         (["roofline", "-o", "x.gif"], "x.gif: is no picture"),
         (["roofline", "-o", "no/x.png"], "does not exist; create it first"),

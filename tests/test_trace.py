@@ -91,8 +91,9 @@ def test_cta_slices_are_the_launch(events, observations):
     assert {f"q_head {h}" in e["name"] for h in range(8) for e in slices if f"q_head {h}," in e["name"]} == {True}
     rows = {(e["name"].split("q_head ")[1].split(",")[0], e["name"].split("row ")[1]) for e in slices}
     assert len(rows) == 128
-    last = max(e["ts"] + e["dur"] for e in slices)
-    assert last == pytest.approx(observations[1].result.kernels[0].time_us, rel=0.1)
+    # after the last CTA its written bytes drain, and the launch itself costs a few µs
+    last, time_us = max(e["ts"] + e["dur"] for e in slices), observations[1].result.kernels[0].time_us
+    assert 0.75 * time_us < last < time_us
 
 
 def test_counters_add_up_to_the_bytes_of_the_run(events, observations):
@@ -115,8 +116,9 @@ def test_counters_add_up_to_the_bytes_of_the_run(events, observations):
 def test_recording_changes_no_prediction(observations):
     for seen in observations:
         assert seen.result == simulate(seen.result.algorithm, PROBLEM, load_profile("h100_sxm"))
-        ends = max(float(kernel.ctas[:, 2].max()) for kernel in seen.kernels)
-        assert ends == pytest.approx(seen.result.time_us, rel=0.1)
+        # a recorded replay is one event an iteration; a prediction may bundle iterations
+        for kernel in seen.kernels:
+            assert float(kernel.ctas[:, 2].max()) <= 1.02 * (kernel.start_us + kernel.busy_us)
 
 
 def test_pipe_time_is_the_work_over_the_rate(observations):

@@ -177,50 +177,55 @@ def sweep_rows(swept: str, series: Iterable[tuple[float, str, Result | None, dic
 
 
 def plot_io_sweep(rows: Sequence[Row]):
-    """HBM bytes (solid) and SM ↔ L2 bytes (dashed) against N, SRAM or L2 size, with the floor; ``(figure, axes)``.
+    """HBM bytes (solid) and SM ↔ L2 bytes (dashed) against N, SRAM or L2 size, a panel a GPU; ``(figure, axes)``.
 
     Rows with ``guide_bytes`` also draw FlashAttention-1's Θ(N²d²/M) line, scaled to its first point.
     """
     swept = rows[0]["picture"].split("-", 1)[1]
     drawn = [row for row in rows if row.get("hbm_bytes") is not None]
+    gpus = list(dict.fromkeys(row["base_gpu"] for row in drawn))
     height = 4.2
     with picture_style():
-        figure = new_figure(8.2, height)
-        ax = figure.subplots()
-        ax.set(xscale="log", yscale="log", xlabel=SWEEPS[swept][0], ylabel="bytes")
-        labels = []
-        floors: list[tuple[list, str]] = []
-        names = list(dict.fromkeys(row["series"] for row in drawn))
-        for index, name in enumerate(names):
-            points = sorted((r for r in drawn if r["series"] == name), key=lambda r: r["x"])
-            xs, colour = [r["x"] for r in points], series_colour(name)
-            width = line_width(index, len(names))
-            style = {"color": colour, "gid": f"series-{name}"}
-            ax.plot(xs, [r["hbm_bytes"] for r in points], "o-", ms=width + 2, lw=width, zorder=3, **style)
-            ax.plot(xs, [r["l2_bytes"] for r in points], ls=(0, (3, 2)), lw=0.75 * width, zorder=2, **style)
-            labels.append((xs[-1], points[-1]["hbm_bytes"], f"{name} HBM", colour))
-            labels.append((xs[-1], points[-1]["l2_bytes"], f"{name} SM↔L2", colour))
-            floor = [(r["x"], r["compulsory_bytes"]) for r in points]
-            # with or without the LSE is one floor to the eye; a decode step's is another
-            if not any(_close(floor, known) for known, _ in floors):
-                floors.append((floor, name))
-        for floor, name in floors:
-            ax.plot([x for x, _ in floor], [y for _, y in floor], ":", color=INK, lw=1.3, zorder=4)
-            labels.append((*floor[-1], "compulsory floor" + (f" of {name}" if name == "flash_decoding" else ""), INK))
-        guide = sorted({(r["x"], r["guide_bytes"]) for r in drawn if r.get("guide_bytes")})
-        if guide:
-            ax.plot([x for x, _ in guide], [y for _, y in guide], "-.", color=MUTED, lw=1.2, zorder=1)
-            labels.append((*guide[-1], "Θ(N²d²/M)", MUTED))
-        xs = sorted({row["x"] for row in drawn})
-        ax.set_xticks(xs, [f"{x:g}" for x in xs], rotation=0 if len(xs) < 9 else 40)
-        ax.minorticks_off()
-        low, high = ax.get_ylim()
-        if high / low < 30:
-            middle = (low * high) ** 0.5
-            ax.set_ylim(middle / 6, middle * 6)
-        readable_log_ticks(ax, bytes_text)
-        ax.grid(True, axis="y", color=FAINT, lw=0.5)
-        gpus = ", ".join(dict.fromkeys(str(r["base_gpu"]) for r in drawn if r.get("base_gpu")))
-        ax.set_title(f"{gpus}: bytes moved", loc="left", fontweight="bold")
-        label_in_margin(ax, labels, height - 0.9)
-    return figure, ax
+        figure = new_figure(8.2, height * len(gpus))
+        axes = figure.subplots(len(gpus), 1, squeeze=False)[:, 0]
+        for ax, gpu in zip(axes, gpus, strict=True):
+            _sweep_panel(ax, [row for row in drawn if row["base_gpu"] == gpu], SWEEPS[swept][0], height - 0.9)
+            ax.set_title(f"{gpu}: bytes moved", loc="left", fontweight="bold")
+    return figure, axes
+
+
+def _sweep_panel(ax, drawn: list[Row], x_label: str, axes_height_in: float) -> None:
+    ax.set(xscale="log", yscale="log", xlabel=x_label, ylabel="bytes")
+    labels = []
+    floors: list[tuple[list, str]] = []
+    names = list(dict.fromkeys(row["series"] for row in drawn))
+    for index, name in enumerate(names):
+        points = sorted((r for r in drawn if r["series"] == name), key=lambda r: r["x"])
+        xs, colour = [r["x"] for r in points], series_colour(name)
+        width = line_width(index, len(names))
+        style = {"color": colour, "gid": f"series-{name}"}
+        ax.plot(xs, [r["hbm_bytes"] for r in points], "o-", ms=width + 2, lw=width, zorder=3, **style)
+        ax.plot(xs, [r["l2_bytes"] for r in points], ls=(0, (3, 2)), lw=0.75 * width, zorder=2, **style)
+        labels.append((xs[-1], points[-1]["hbm_bytes"], f"{name} HBM", colour))
+        labels.append((xs[-1], points[-1]["l2_bytes"], f"{name} SM↔L2", colour))
+        floor = [(r["x"], r["compulsory_bytes"]) for r in points]
+        # with or without the LSE is one floor to the eye; a decode step's is another
+        if not any(_close(floor, known) for known, _ in floors):
+            floors.append((floor, name))
+    for floor, name in floors:
+        ax.plot([x for x, _ in floor], [y for _, y in floor], ":", color=INK, lw=1.3, zorder=4)
+        labels.append((*floor[-1], "compulsory floor" + (f" of {name}" if name == "flash_decoding" else ""), INK))
+    guide = sorted({(r["x"], r["guide_bytes"]) for r in drawn if r.get("guide_bytes")})
+    if guide:
+        ax.plot([x for x, _ in guide], [y for _, y in guide], "-.", color=MUTED, lw=1.2, zorder=1)
+        labels.append((*guide[-1], "Θ(N²d²/M)", MUTED))
+    xs = sorted({row["x"] for row in drawn})
+    ax.set_xticks(xs, [f"{x:g}" for x in xs], rotation=0 if len(xs) < 9 else 40)
+    ax.minorticks_off()
+    low, high = ax.get_ylim()
+    if high / low < 30:
+        middle = (low * high) ** 0.5
+        ax.set_ylim(middle / 6, middle * 6)
+    readable_log_ticks(ax, bytes_text)
+    ax.grid(True, axis="y", color=FAINT, lw=0.5)
+    label_in_margin(ax, labels, axes_height_in)

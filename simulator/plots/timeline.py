@@ -205,7 +205,7 @@ def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
                 "kernel_index": kernel.index,
                 "num_sms": kernel.num_sms,
                 "ctas_per_sm": kernel.ctas_per_sm,
-                "kernel_end_us": kernel.start_us + kernel.time_us,
+                "kernel_end_us": kernel.start_us + kernel.busy_us,
             }
             on_slot: dict[int, list[int]] = {}
             for cta in np.argsort(kernel.ctas[:, 1], kind="stable"):
@@ -278,12 +278,16 @@ def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
 
     colour = series_colour(algorithm)
     strengths = (tint(colour, 0.95), tint(colour, 0.45))
+    # a launch with few CTAs shows them as high as an SM, though more would have room beside them
+    used: dict[int, int] = {}
+    for row in rows:
+        used[row["kernel_index"]] = max(used.get(row["kernel_index"], 1), row["slot"] // row["num_sms"] + 1)
     order: dict[tuple, int] = {}
     polygons, faces = [], []
     for row in sorted(rows, key=lambda r: (r["start_us"], r["cta"])):
         turn = order.get((row["slot"],), 0)
         order[(row["slot"],)] = turn + 1
-        height = 1.0 / row["ctas_per_sm"]
+        height = 1.0 / used[row["kernel_index"]]
         bottom = row["sm"] + height * (row["slot"] // row["num_sms"])
         polygons.append(
             [
