@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from algorithms import varlen
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -68,7 +69,7 @@ IMPLEMENTATIONS = {
         frozenset({"mma_sync", "cp_async"}),
         "pytorch aten/src/ATen/native/transformers/cuda/flash_attn; flash-attention csrc/flash_attn",
         features=frozenset({"deterministic", "dropout"}),
-        forward_features=frozenset({"window", "softcap"}),
+        forward_features=frozenset({"window", "softcap", "varlen"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }
@@ -279,6 +280,34 @@ def forward_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | No
     return t
 
 
+def forward_coordinates(problem: AttentionProblem, t: Fa2Tile) -> dict[str, np.ndarray]:
+    """CTA coordinates of sequences of one length, in launch order."""
+    row_blocks = ceil_div(problem.seqlen_q, t.tile_m)
+    # grid (row block, batch, head), the first fastest: heads of a KV group run one after another
+    block, batch, head = grid_indices(row_blocks, problem.batch, problem.heads)
+    by_block = key_coordinates(
+        row_blocks,
+        t.tile_n,
+        lambda i: fa2_key_loop(
+            row_block=i,
+            tile_m=t.tile_m,
+            tile_n=t.tile_n,
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            causal=problem.causal,
+            even_head_dim=t.padded_head_dim == problem.head_dim,
+            head_dim=problem.head_dim,
+            window=problem.window,
+        ),
+    )
+    return {
+        "q_head": batch * problem.heads + head,
+        "kv_head": batch * problem.kv_heads + head // problem.group,
+        "row0": block * t.tile_m,
+        **{name: values[block] for name, values in by_block.items()},
+    }
+
+
 def build(
     problem: AttentionProblem,
     implementation: str,
@@ -308,48 +337,34 @@ def build(
     asked, problem = problem, launched_problem(problem)
     t = forward_tile(problem, gpu, tiles)
     tensors = matrices(problem, t.tile_m, t.tile_n)
+    by_sequence = varlen.is_varlen(problem)
+    if by_sequence:
+        tensors = varlen.ragged(tensors, problem)
     spill = spill_tensor(t, gpu, problem) if tiles is None or holds_as_much(t, problem, gpu) else None
     if spill is not None:
         tensors["spill"] = spill
-    row_blocks = ceil_div(problem.seqlen_q, t.tile_m)
-    # grid (row block, batch, head), the first fastest: heads of a KV group run one after another
-    block, batch, head = grid_indices(row_blocks, problem.batch, problem.heads)
-    by_block = key_coordinates(
-        row_blocks,
-        t.tile_n,
-        lambda i: fa2_key_loop(
-            row_block=i,
-            tile_m=t.tile_m,
-            tile_n=t.tile_n,
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
-            causal=problem.causal,
-            even_head_dim=t.padded_head_dim == problem.head_dim,
-            head_dim=problem.head_dim,
-            window=problem.window,
-        ),
-    )
-    coords = {
-        "q_head": batch * problem.heads + head,
-        "kv_head": batch * problem.kv_heads + head // problem.group,
-        "row0": block * t.tile_m,
-        "slot": np.arange(len(block), dtype=np.int64) % (gpu.num_sms * t.ctas_per_sm),
-        **{name: values[block] for name, values in by_block.items()},
-    }
+    coords = varlen.fa2_coordinates(problem, t) if by_sequence else forward_coordinates(problem, t)
+    coords["slot"] = np.arange(len(coords["row0"]), dtype=np.int64) % (gpu.num_sms * t.ctas_per_sm)
     d = t.padded_head_dim
     q_head = var("q_head")
+    ctas = roles(
+        problem,
+        t,
+        tensors,
+        1,
+        lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, d),
+        lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+    )
+    trips: tuple[Trip, ...] = (Trip("n_masked"), Trip("n_full"))
+    if by_sequence:
+        ctas = varlen.within_sequence(ctas)
+        if varlen.live_trip(coords):
+            ctas, trips = varlen.returns_at_once(ctas), (*trips, *varlen.live_trip(coords))
     kernel = Kernel(
         "flash_fwd",
-        roles(
-            problem,
-            t,
-            tensors,
-            1,
-            lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, d),
-            lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
-        ),
+        ctas,
         coords,
-        (Trip("n_masked"), Trip("n_full")),
+        trips,
         threads=t.threads,
         smem_bytes=t.smem_bytes,
         registers_per_thread=t.registers_per_thread,

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from algorithms import varlen
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -76,7 +77,7 @@ IMPLEMENTATIONS = {
         frozenset({"wgmma", "tma"}),
         "flash-attention hopper/ (0251105a)",
         features=frozenset({"fp8", "head_dim_v"}),
-        forward_features=frozenset({"window", "softcap"}),
+        forward_features=frozenset({"window", "softcap", "varlen"}),
     ),
     # its forward pass in fwd_bwd is flash_attn_3's schedule
     "flash_attn_4_sm90": Implementation(
@@ -388,7 +389,13 @@ def build_forward(
     t, packed = forward_tile(problem_run, gpu, tiles, may_pack)
     t = fit_tile(t, problem, gpu, substitutions)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
-    coords, schedule = tile_coordinates(problem_run, t, packed)
+    before: list[Kernel] = []
+    if varlen.is_varlen(problem):
+        tensors = varlen.ragged(tensors, problem)
+        coords, schedule = varlen.fa3_coordinates(problem_run, t, packed), "dynamic"
+        before.append(varlen.prepare_kernel(problem_run))
+    else:
+        coords, schedule = tile_coordinates(problem_run, t, packed)
     group, q_head = problem.group if packed else 1, var("q_head")
     cta = roles(
         problem_run,
@@ -398,6 +405,8 @@ def build_forward(
         lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, t.padded_head_dim_v),
         lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
     )
+    if varlen.is_varlen(problem):
+        cta = varlen.within_sequence(cta)
     kernel = Kernel(
         "flash_fwd_sm90",
         adapt_to_fp8(cta, t, softmax_scale(problem)) if problem.dtype == "fp8" else cta,
@@ -418,7 +427,7 @@ def build_forward(
         "fa3",
         implementation,
         problem,
-        (kernel,),
+        (*before, kernel),
         {k: tensors[k] for k in "QKV"},
         {k: tensors[k] for k in ("O", "LSE")},
         compulsory_bytes(tensors.values()),

@@ -19,6 +19,7 @@ def forward_tile(
     """The shipped kernel's tile for ``problem`` (as launched; whether or not it fits), or the kernel with ``tiles``
     (:class:`UnsupportedError` when that does not fit ``gpu``), and whether query heads are packed into rows."""
     local = problem.window is not None
+    varlen = problem.seqlens_q is not None or problem.seqlens_k is not None
     causal = problem.causal and problem.seqlen_q > 1 and not local
     dtype = "e4m3" if problem.dtype == "fp8" else problem.dtype
 
@@ -30,12 +31,15 @@ def forward_tile(
             causal=causal,
             local=local,
             softcap=bool(problem.softcap),
+            varlen=varlen,
             pack_gqa=packed,
             row_blocks=row_blocks,
         )
 
     tile_m = tiles.tile_m if tiles is not None else tile_for(False).tile_m
-    fills = fa3_pack_gqa(seqlen_q=problem.seqlen_q, group=problem.group, tile_m=tile_m)
+    fills = fa3_pack_gqa(
+        seqlen_q=problem.seqlen_q, group=problem.group, tile_m=tile_m, varlen_q=problem.seqlens_q is not None
+    )
     packed = may_pack and problem.group > 1 and fills
     row_blocks = ceil_div(problem.seqlen_q * (problem.group if packed else 1), tile_m)
     t = tile_for(packed, row_blocks)

@@ -71,7 +71,8 @@ class Tensor:
     ``heads`` counts every matrix (batch times heads). ``packed_group`` > 1 marks a view in which the
     query heads of one KV head are interleaved along the rows (row = query * group + head), as GQA packing
     reads Q and O. ``page_rows`` > 0 says that rows lie in pages that a table maps.
-    ``block_rows`` x ``block_cols`` is the block by which the L2 model tracks the tensor.
+    ``block_rows`` x ``block_cols`` is the block by which the L2 model tracks the tensor. ``lengths``, where sequences
+    differ, are the rows that each sequence's matrices hold, at their end; the rows before them do not exist.
     """
 
     name: str
@@ -84,11 +85,13 @@ class Tensor:
     block_cols: int = 0
     packed_group: int = 1
     page_rows: int = 0
+    lengths: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
         """Size in bytes."""
-        return self.heads * self.rows * self.cols * DTYPE_BYTES[self.dtype]
+        rows = self.heads // len(self.lengths) * sum(self.lengths) if self.lengths else self.heads * self.rows
+        return rows * self.cols * DTYPE_BYTES[self.dtype]
 
     @property
     def tracked_cols(self) -> int:

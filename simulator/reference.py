@@ -161,15 +161,40 @@ def _unpack(x: np.ndarray, group: int) -> np.ndarray:
     return x.reshape(heads, rows // group, group, cols).transpose(0, 2, 1, 3).reshape(heads * group, -1, cols)
 
 
+def _to_end(x: np.ndarray, lengths: tuple[int, ...]) -> np.ndarray:
+    """Rows of each sequence moved from the beginning to the end of its matrices; what is not a row becomes NaN."""
+    if not lengths:
+        return x
+    out, each = np.full_like(x, np.nan), len(x) // len(lengths)
+    for b, n in enumerate(lengths):
+        out[b * each : (b + 1) * each, x.shape[1] - n :] = x[b * each : (b + 1) * each, :n]
+    return out
+
+
+def _to_beginning(x: np.ndarray, lengths: tuple[int, ...], filling: float) -> np.ndarray:
+    if not lengths:
+        return x
+    out, each = np.full_like(x, filling), len(x) // len(lengths)
+    for b, n in enumerate(lengths):
+        out[b * each : (b + 1) * each, :n] = x[b * each : (b + 1) * each, x.shape[1] - n :]
+    return out
+
+
 def run_attention(program: Program, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The numbers reading of ``program`` on inputs in :func:`attention`'s layout; outputs likewise."""
 
     def group(tensor: Tensor) -> int:
         return tensor.packed_group
 
-    packed = {name: _pack(inputs[name], group(tensor)) for name, tensor in program.inputs.items()}
+    packed = {
+        name: _to_end(_pack(inputs[name], group(tensor)), tensor.lengths) for name, tensor in program.inputs.items()
+    }
     outputs = run_program(program, packed)
-    result = {name: _unpack(values, group(program.outputs[name])) for name, values in outputs.items()}
+    result = {}
+    for name, values in outputs.items():
+        tensor = program.outputs[name]
+        values = _to_beginning(values, tensor.lengths, -np.inf if name == "LSE" else 0.0)
+        result[name] = _unpack(values, group(tensor))
     if "LSE" in result:
         result["LSE"] = result["LSE"][..., 0]
     return result
