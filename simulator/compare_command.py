@@ -55,7 +55,8 @@ def compare(
 ) -> None:
     """Compare attention algorithms on GPUs: time, work, bytes at each level, limiter.
 
-    flash_decoding runs its own decode problem: one query token on the same keys.
+    flash_decoding runs its own decode problem: one query token on the same keys. With --seqlens what takes lengths by
+    sequence runs with them and, beside it, padded to the longest.
     """
     from rich.console import Console
 

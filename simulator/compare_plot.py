@@ -16,7 +16,7 @@ def plot_comparison(comparison: Comparison):
     figure = Figure(figsize=(8, 0.9 + len(groups) * (0.7 + 0.34 * rows)), layout="constrained")
     axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
     for ax, (profile, entries) in zip(axes, groups, strict=True):
-        names = [entry.algorithm + ("*" if entry.decode else "") for entry in entries]
+        names = [entry.label for entry in entries]
         times = [entry.result.time_us / 1e3 if entry.result else 0.0 for entry in entries]
         places = range(len(entries))
         ax.barh(places, times, color=[algorithm_colour(entry.algorithm) for entry in entries])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from algorithms.varlen import padding_share
 from simulator.comparison import Comparison, Entry
 from simulator.problem import AttentionProblem
 from simulator.wording import problem_text, scaled, three_digits, time_text
@@ -22,6 +23,12 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         text = problem_text(comparison.decode_problem)
         console.print(
             f"[bold]Decode*[/]: {text} (* runs this, and so does the standard it is compared with)", highlight=False
+        )
+    if any(entry.padded for entry in comparison.entries):
+        share = padding_share(comparison.problem)
+        console.print(
+            f"[bold]Padded[/]: every sequence as long as the longest; {share:.0%} of the score elements are padding",
+            highlight=False,
         )
     for profile, entries in comparison.by_gpu():
         console.print()
@@ -51,10 +58,6 @@ def _roofline_text(profile: Profile, problem: AttentionProblem) -> str:
     return f"{rates} (datasheet), ridge at {ridge:.0f} FLOP/byte"
 
 
-def _name(entry: Entry) -> str:
-    return entry.algorithm + ("*" if entry.decode else "")
-
-
 def _table(headings: Iterable[str]):
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -72,11 +75,11 @@ def _time_table(entries: list[Entry]):
     for entry in entries:
         r, row = entry.result, entry.row()
         if r is None:
-            table.add_row(_name(entry), "—", "—", "—", "cannot run")
+            table.add_row(entry.label, "—", "—", "—", "cannot run")
             continue
         percent = entry.percent_of_peak
         table.add_row(
-            _name(entry),
+            entry.label,
             time_text(r.time_us),
             three_digits(r.tflops),
             "" if percent is None else f"{percent:.1f}",
@@ -97,7 +100,7 @@ def _bytes_table(entries: list[Entry]):
         r = entry.result
         full = r.peak_memory_bytes > entry.profile.hbm_bytes
         table.add_row(
-            _name(entry),
+            entry.label,
             scaled(r.hbm_read_bytes, "B"),
             scaled(r.hbm_write_bytes, "B"),
             scaled(r.dirty_bytes_at_end, "B"),
@@ -116,15 +119,15 @@ def notes(profile: Profile, entries: list[Entry]) -> list[str]:
     for entry in entries:
         if entry.result is None:
             hint = " (--hypothetical simulates it all the same)" if entry.lacking else ""
-            lines.append(f"{entry.algorithm} cannot run: {entry.error}{hint}")
+            lines.append(f"{entry.label} cannot run: {entry.error}{hint}")
             continue
         r = entry.result
         if r.substitutions:
-            lines.append(f"{entry.algorithm} is hypothetical on {profile.name}: {'; '.join(r.substitutions)}")
+            lines.append(f"{entry.label} is hypothetical on {profile.name}: {'; '.join(r.substitutions)}")
         if r.peak_memory_bytes > profile.hbm_bytes:
             needs, has = scaled(r.peak_memory_bytes, "B"), scaled(profile.hbm_bytes, "B")
-            lines.append(f"{entry.algorithm} does not fit: it needs {needs}, {profile.name} has {has}")
-        lines += [f"{entry.algorithm}: {warning}" for warning in r.warnings]
+            lines.append(f"{entry.label} does not fit: it needs {needs}, {profile.name} has {has}")
+        lines += [f"{entry.label}: {warning}" for warning in r.warnings]
     if "tcgen05" in profile.capabilities:
         lines.append(
             f"{profile.name}'s native kernels (FA4: tcgen05 instructions, tensor memory) are not modelled yet; "

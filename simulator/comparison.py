@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from algorithms import MODULES, algorithm_module, default_implementation
+from algorithms.varlen import is_varlen, padded
 from simulator.errors import InputError
 from simulator.options import RunOptions
 from simulator.problem import AttentionProblem
@@ -22,7 +23,8 @@ class Entry:
     """One algorithm on one GPU: its result, or why there is none.
 
     ``lacking`` are the capabilities that the GPU lacks. ``speedup`` is over ``standard`` on the same problem
-    (``None`` where either could not run); ``decode`` marks an algorithm that ran the decode problem of the comparison.
+    (``None`` where either could not run); ``decode`` marks an algorithm that ran the decode problem of the comparison,
+    ``padded`` one that ran every sequence as long as the longest, where the problem gives each its own length.
     """
 
     algorithm: str
@@ -34,6 +36,12 @@ class Entry:
     lacking: tuple[str, ...] = ()
     speedup: float | None = None
     decode: bool = False
+    padded: bool = False
+
+    @property
+    def label(self) -> str:
+        """What tables and pictures call it."""
+        return self.algorithm + ("*" if self.decode else "") + (" padded" if self.padded else "")
 
     @property
     def peak_path(self) -> str:
@@ -63,6 +71,7 @@ class Entry:
             "dtype": p.dtype,
             "causal": int(p.causal),
             **{name: getattr(p, name) for name in _SIZES},
+            "padded": int(self.padded),
         }
         if r is None:
             return asked | dict.fromkeys(_NUMBERS) | {"warnings": "", "error": self.error}
@@ -135,7 +144,7 @@ def matmul_path(result: Result) -> str:
 
 def decode_problem(problem: AttentionProblem) -> AttentionProblem:
     """The decode step of ``problem``: one query token on the same keys; itself when it is one already."""
-    return problem if problem.seqlen_q <= DECODE_QUERIES else problem.with_(seqlen_q=1)
+    return problem if problem.seqlen_q <= DECODE_QUERIES else problem.with_(seqlen_q=1, seqlens_q=None)
 
 
 def parse_algorithm(name: str) -> tuple[str, str | None]:
@@ -165,8 +174,10 @@ def compare(
     """Simulate ``algorithms`` (``name`` or ``name:implementation``) on every profile, in ``jobs`` processes.
 
     ``flash_decoding`` runs its decode problem (:func:`decode_problem`), everything else ``problem``; speed-ups are
-    over ``standard`` on the same problem. What cannot run is an entry with its error. Raises :class:`InputError` for
-    unknown names, and when nothing could run for another reason than a capability that a GPU lacks.
+    over ``standard`` on the same problem. With lengths by sequence, what takes them runs with them and padded to the
+    longest, the others padded only, and ``standard`` is padded. What cannot run is an entry with its error. Raises
+    :class:`InputError` for unknown names, and when nothing could run for another reason than a capability that a GPU
+    lacks.
     """
     conditions = conditions or RunOptions()
     wanted = [parse_algorithm(name) for name in algorithms]
@@ -176,18 +187,35 @@ def compare(
         for algorithm, implementation in wanted:
             asked = decode if algorithm == "flash_decoding" else problem
             implementation = implementation or default_implementation(algorithm, profile)
-            keys = [(BASELINE, default_implementation(BASELINE, profile)), (algorithm, implementation)]
-            keys = [(profile.name, *key, asked) for key in keys]
-            for key in keys:
-                runs.setdefault(key, (key[1], key[2], profile, asked, conditions, hypothetical))
-            order.append(keys)
+            base = (profile.name, BASELINE, default_implementation(BASELINE, profile), padded(asked))
+            for variant in _variants(algorithm, implementation, asked):
+                keys = [base, (profile.name, algorithm, implementation, variant)]
+                for key in keys:
+                    runs.setdefault(key, (key[1], key[2], profile, key[3], conditions, hypothetical))
+                order.append(keys)
     done = dict(zip(runs, _all_entries(list(runs.values()), jobs), strict=True))
     entries = [_against(done[own], done[base]) for base, own in order]
-    entries = [replace(entry, decode=entry.problem != problem) for entry in entries]
+    entries = [
+        replace(
+            entry,
+            decode=entry.problem not in (problem, padded(problem)),
+            padded=is_varlen(problem) and not is_varlen(entry.problem),
+        )
+        for entry in entries
+    ]
     if not any(entry.result for entry in entries) and not all(entry.lacking for entry in entries):
         raise InputError(next(entry.error for entry in entries if not entry.lacking))
     used_decode = decode if any(entry.decode for entry in entries) else None
     return Comparison(problem, tuple(entries), used_decode)
+
+
+def _variants(algorithm: str, implementation: str, problem: AttentionProblem) -> list[AttentionProblem]:
+    """``problem``; with lengths by sequence also padded, or only so if the kernels do not take them."""
+    if not is_varlen(problem):
+        return [problem]
+    kernels = algorithm_module(algorithm).IMPLEMENTATIONS[implementation]
+    takes_lengths = "varlen" in kernels.features | kernels.forward_features
+    return [problem, padded(problem)] if takes_lengths else [padded(problem)]
 
 
 def _against(entry: Entry, base: Entry) -> Entry:

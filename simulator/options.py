@@ -38,6 +38,9 @@ PROBLEM_OPTIONS: dict[str, tuple[Any, Any]] = {
     "kv_heads": _option(int | None, None, "--kv-heads", "Key/value heads (default: as many as query heads)."),
     "seqlen": _option(int, 8192, "--seqlen", "Queries of each sequence."),
     "seqlen_k": _option(int | None, None, "--seqlen-k", "Keys of each sequence (default: as many as queries)."),
+    "seqlens": _option(
+        str | None, None, "--seqlens", "Lengths by sequence, such as 256,1024,8192 (instead of --batch and --seqlen)."
+    ),
     "head_dim": _option(int, 128, "--head-dim", "Width of one head."),
     "head_dim_v": _option(int | None, None, "--head-dim-v", "Width of V (default: --head-dim)."),
     "dtype": _option(str, "bf16", "--dtype", "fp16, bf16 or fp8."),
@@ -150,6 +153,12 @@ def problem_of(options: dict[str, Any]) -> AttentionProblem:
     """The problem of the values of :data:`PROBLEM_OPTIONS`; :class:`InputError` when they make none."""
     values = dict(options)
     values["seqlen_q"] = values.pop("seqlen")
+    lengths = values.pop("seqlens")
+    if lengths:
+        if values["seqlen_k"] is not None:
+            raise InputError("--seqlens: gives queries and keys of each sequence; leave --seqlen-k out")
+        lengths = parse_lengths(lengths)
+        values |= {"seqlens_q": lengths, "seqlens_k": lengths, "batch": len(lengths), "seqlen_q": max(lengths)}
     values["window"] = parse_window(values["window"]) if values["window"] else None
     return AttentionProblem(**values)
 
@@ -168,6 +177,17 @@ def parse_window(text: str) -> tuple[int, int] | None:
         raise InputError(f"window: {text!r} is not a window; write left,right in keys such as 1024,0 (-1: unbounded)")
     left, right = (*sides, -1)[:2]
     return None if (left, right) == (-1, -1) else (left, right)
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """Lengths of sequences: ``256,1024,8192``, also with ``;``. :class:`InputError` on anything else."""
+    try:
+        lengths = tuple(whole_number(part) for part in text.strip().strip("[]()").replace(";", ",").split(","))
+    except ValueError:
+        lengths = (0,)
+    if min(lengths) < 1:
+        raise InputError(f"seqlens: {text!r} is no list of lengths; write for example 256,1024,8192")
+    return lengths
 
 
 def whole_number(text: str) -> int:

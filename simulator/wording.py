@@ -33,13 +33,21 @@ def three_digits(value: float) -> str:
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
 
 
+def _lengths(lengths: tuple[int, ...] | None, longest: int) -> str:
+    if lengths is None:
+        return str(longest)
+    if len(lengths) > 6:
+        return f"{min(lengths)} to {longest} (mean {sum(lengths) / len(lengths):.0f})"
+    return "/".join(str(n) for n in lengths)
+
+
 def problem_text(problem: AttentionProblem) -> str:
     """One line that says what is computed."""
     p = problem
     parts = [
         f"{_PASSES[p.pass_]}, batch {p.batch}, {p.heads} heads",
         f"{p.kv_heads} KV heads" if p.kv_heads != p.heads else "",
-        f"{p.seqlen_q} queries x {p.seqlen_k} keys",
+        f"{_lengths(p.seqlens_q, p.seqlen_q)} queries x {_lengths(p.seqlens_k, p.seqlen_k)} keys",
         f"head dim {p.head_dim}" + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else ""),
         p.dtype,
         "causal" if p.causal else "no mask",

@@ -7,7 +7,10 @@ from algorithms import build_program
 from algorithms.varlen import padded, padding_share
 from simulator import simulate
 from simulator.accesses import sm_traffic
-from simulator.errors import UnsupportedError
+from simulator.cli import main
+from simulator.comparison import compare
+from simulator.errors import InputError, UnsupportedError
+from simulator.options import parse_lengths
 from simulator.predict import predict_row
 from simulator.problem import AttentionProblem
 from simulator.profile import load_profile
@@ -133,3 +136,28 @@ def test_the_column_of_predict():
 def test_what_has_no_lengths_by_sequence_says_so(algorithm):
     with pytest.raises(UnsupportedError, match="varlen"):
         build_program(algorithm, problem_of(), GPU)
+
+
+def test_compare_shows_the_padded_alternative_beside_it(capsys):
+    arguments = "--seqlens 64,128,512 --heads 2 --head-dim 64 --gpu h200_sxm -j 1"
+    assert main(["compare", *arguments.split(), "--algorithm", "standard,fa2,fa3,flash_decoding"]) == 0
+    out = capsys.readouterr().out
+    assert "64/128/512 queries" in out and "of the score elements are padding" in out
+    names = [line.split("  ")[0].strip() for line in out.splitlines()]
+    for name in ("standard padded", "fa2", "fa2 padded", "fa3", "fa3 padded", "flash_decoding*"):
+        assert any(n.startswith(name) for n in names), (name, out)
+
+
+def test_speed_ups_are_over_padded_standard():
+    problem = problem_of(causal=True)
+    entries = {entry.label: entry for entry in compare(problem, [GPU], ["standard", "fa2", "fa1"]).entries}
+    assert set(entries) == {"standard padded", "fa2", "fa2 padded", "fa1 padded"}
+    base = entries["standard padded"].result.time_us
+    assert entries["fa2"].speedup == pytest.approx(base / entries["fa2"].result.time_us)
+    assert entries["fa2"].result.flops < entries["fa2 padded"].result.flops
+
+
+@pytest.mark.parametrize("text", ["0,5", "a", "", "4,,5"])
+def test_bad_lengths_are_one_line(text):
+    with pytest.raises(InputError, match="256,1024,8192"):
+        parse_lengths(text)
