@@ -127,8 +127,8 @@ def scale(
     conditions: RunOptions,
     gpu: _Gpu = "h100_sxm",
     algorithm: _Algorithm = None,
-    seqlens: Annotated[
-        str | None, typer.Option("--seqlens", help="Sequence lengths, with commas (default: 512 to 16384).")
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", help="Sequence lengths, with commas (default: 512 to 16384).")
     ] = None,
     tokens: Annotated[
         int | None, typer.Option("--tokens", min=1, help="Keep batch times length at this (default: keep --batch).")
@@ -144,10 +144,10 @@ def scale(
     plot = _prepare(plot, "scale.png")
     rows = _saved_rows(source, "scale", only_csv=True)
     if rows is None:
-        lengths = [int(v) for v in _numbers(seqlens) or plot_runs.SEQLENS]
+        wanted = [int(v) for v in _numbers(lengths, "--lengths") or plot_runs.SEQLENS]
         profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
         found = plot_runs.seqlen_runs(
-            problem, profiles, _algorithms(algorithm), conditions, lengths, tokens, hypothetical
+            problem, profiles, _algorithms(algorithm), conditions, wanted, tokens, hypothetical
         )
         _report_skipped(found)
         rows = scale_rows(
@@ -248,7 +248,7 @@ def _algorithms(text: str | None) -> list[str]:
     return comma_list(text, "--algorithm") if text is not None else all_algorithms()
 
 
-def _numbers(text: str | None) -> list[float] | None:
+def _numbers(text: str | None, option: str = "--values") -> list[float] | None:
     if text is None:
         return None
     try:
@@ -256,7 +256,7 @@ def _numbers(text: str | None) -> list[float] | None:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1 or sorted(set(numbers)) != sorted(numbers):
-        raise InputError(f"--values: {text!r} is no list of different whole numbers; write 512,1024,2048")
+        raise InputError(f"{option}: {text!r} is no list of different whole numbers; write 512,1024,2048")
     return numbers
 
 

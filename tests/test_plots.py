@@ -429,7 +429,7 @@ def no_simulation(monkeypatch):
         (["io"], "io"),
         (["io", "--against", "seqlen", "--values", "512,1024"], "io-seqlen"),
         (["io", "--against", "l2", "--values", "10,50"], "io-l2"),
-        (["scale", "--seqlens", "512,1024"], "scale"),
+        (["scale", "--lengths", "512,1024"], "scale"),
         (["timeline"], "timeline-sm"),
         (["timeline", "--view", "gpu"], "timeline-gpu"),
     ],

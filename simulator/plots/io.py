@@ -85,7 +85,7 @@ def _bars(left, right, rows: list[Row], title: str) -> None:
                 "color": face,
                 "edgecolor": "white" if direction == "read" else tint(colour, 1.0),
                 "lw": 0.8,
-                "hatch": {"read": None, "write": "////", "dirty": "...."}[direction],
+                "hatch": {"read": None, "write": "///", "dirty": "xxx"}[direction],
                 "gid": f"series-{algorithm}",
             }
             left.barh(place, part["bytes"], left=start * totals[algorithm], height=0.7, **style)
@@ -143,8 +143,8 @@ def _legend(figure) -> None:
     grey = tint("#000000", 0.35)
     handles = [
         Patch(facecolor=grey, edgecolor="white", label="read"),
-        Patch(facecolor=grey, edgecolor="black", hatch="////", label="written"),
-        Patch(facecolor="white", edgecolor="black", hatch="....", label="written, still in L2 at the end"),
+        Patch(facecolor=grey, edgecolor="black", hatch="///", label="written"),
+        Patch(facecolor="white", edgecolor="black", hatch="xxx", label="written, still in L2 at the end"),
     ]
     figure.legend(handles=handles, loc="outside upper right", ncols=3)
 

@@ -26,6 +26,7 @@ from simulator.result import KernelResult, Result
 PICTURE = "roofline"
 LEVELS = ("HBM", "L2", "SMEM")
 MARKERS = {"HBM": "o", "L2": "s", "SMEM": "^"}
+_ALONG_A_LINE = "along-a-line"
 _DASHES = {"spec": "-", "sustained": (0, (4, 3))}
 
 
@@ -157,7 +158,18 @@ def plot_roofline(
         for ax, gpu in zip(axes, gpus, strict=True):
             _panel(ax, gpu, [row for row in rows if row["gpu"] == gpu], height - 1.1)
         _legend(figure, rows)
+        _turn_labels(figure, axes)
     return figure, axes
+
+
+def _turn_labels(figure, axes) -> None:
+    """Turn the labels of bandwidth lines along them: on log-log axes all have the slope that the layout gives."""
+    figure.draw_without_rendering()
+    for ax in axes:
+        for label in ax.texts:
+            if label.get_gid() == _ALONG_A_LINE:
+                (x0, y0), (x1, y1) = ax.transData.transform([label.xy, (10 * label.xy[0], 10 * label.xy[1])])
+                label.set_rotation(math.degrees(math.atan2(y1 - y0, x1 - x0)))
 
 
 def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
@@ -208,17 +220,23 @@ def _short(kernel: str, most: int = 22) -> str:
 
 
 def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float, points: list[Row]) -> None:
+    spec = {level: value for (level, quality), value in bandwidth.items() if quality == "spec"}
     for (level, quality), value in bandwidth.items():
         ax.plot(
             [y_low / value / 10, top / value], [y_low / 10, top], color=MUTED if quality == "sustained" else INK,
             lw=1.1 if quality == "spec" else 0.8, ls=_DASHES[quality], zorder=1,
         )  # fmt: skip
         if quality == "spec":
-            x = _free_place(max(x_low, y_low / value) * 1.3, value, points)
+            # above its line, one after another where two lines are close; the lowest one's below, where none runs
+            below = value == min(spec.values())
+            close = any(value < other < 3 * value for other in spec.values())
+            x = max(x_low, y_low / value) * (10 if close and not below else 1.3)
+            x = _free_place(x, value / (3.0 if below else 1.0), points)
             ax.annotate(
-                f"{level} {value / 1e12:.3g} TB/s", (x, x * value), xytext=(0, 3), textcoords="offset points",
-                rotation=45, rotation_mode="anchor", transform_rotates_text=True, fontsize=7.5, color=INK, zorder=1.2,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+                f"{level} {value / 1e12:.3g} TB/s", (x, x * value), xytext=(0, -4 if below else 3),
+                textcoords="offset points", va="top" if below else "baseline", rotation_mode="anchor",
+                fontsize=7.5, color=INK, zorder=1.2, gid=_ALONG_A_LINE,
+                bbox=None if below else {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
 
 

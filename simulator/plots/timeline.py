@@ -170,8 +170,8 @@ def _role_look(what: str, face):
     return {
         "vector work (exp, FP32, ALU)": (face, None),
         "waits for the tensor core": ("#eeeeee", None),
-        "waits for data": ("white", "//////"),
-        "waits for a barrier or its turn": ("white", "......"),
+        "waits for data": ("white", "///"),
+        "waits for a barrier or its turn": ("white", "xxx"),
     }.get(what, ("white", "xxxx"))
 
 

@@ -93,6 +93,8 @@ def validate(gpus: list[str], files: list[Path] | None, most: int) -> tuple[list
     if sample.empty:
         return [], ""
     rows = agreement_rows(compare_with(sample, gpus[0]))
+    for row in rows:
+        row["gpu"] = row["gpu"] or gpus[0]
     skipped = len(sample) - len(rows)
     names = ", ".join(dict.fromkeys(Path(path).name for path in paths))
     note = f"Times of {len(rows)} rows, every {step}. of the {len(timed)} rows on these GPUs in {names}."
