@@ -106,7 +106,7 @@ def calibration_section(profile, physics, fitted, results, digest: str, files: l
         if name in by_name and by_name[name].identified:
             f = by_name[name]
             entry["identified_by"] = f"{f.stage}: {f.identified_by}"
-            entry |= {"low90": round(f.low90, 6), "high90": round(f.high90, 6)}
+            entry["interval_90_percent"] = [round(f.low90, 6), round(f.high90, 6)]
         elif name in by_name:
             entry["identified_by"] = "not identified by its rows: left at its value"
         elif name in earlier and earlier[name].identified_by:

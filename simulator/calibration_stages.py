@@ -41,7 +41,7 @@ STAGES: tuple[Stage, ...] = (
         _family("", "fa1 fa2 fa3 flash_decoding"),
         "clock",
         "counted cycles over time of single launches",
-        80,
+        120,
     ),
     Stage(
         "sm, Ampere path",
