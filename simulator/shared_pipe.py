@@ -19,30 +19,66 @@ _EPSILON = 1e-6
 
 class SharedPipe:
     """Processor sharing by virtual time: a job that needs ``work`` ends when the pipe's virtual clock, which runs at
-    the rate of one stream's share, has advanced by ``work``."""
+    the rate of one stream's share, has advanced by ``work``.
 
-    __slots__ = ("_heap", "_last", "_observer", "_queues", "_sequence", "_version", "_virtual", "busy", "env")
+    A job that has the pipe to itself, which most have, is kept apart in ``_only`` and costs one event and no heap.
+    """
+
+    __slots__ = ("_alarm", "_heap", "_last", "_observer", "_only", "_queues", "_sequence", "_virtual", "busy", "env")
 
     def __init__(self, env: simpy.Environment, observer: Callable[[int, int, object], None] | None = None):
         self.env = env
         self.busy = 0
         self._observer = observer
+        #: (stream, work, done, label) of a job that is alone since ``_last``.
+        self._only: tuple | None = None
         self._heap: list[tuple[float, int, object, int]] = []
         self._queues: dict[object, deque] = {}
-        self._virtual, self._last, self._sequence, self._version = 0.0, 0, 0, 0
+        self._virtual, self._last, self._sequence = 0.0, 0, 0
+        #: The event at which the pipe looks next; any earlier one that still fires is stale.
+        self._alarm: simpy.Event | None = None
 
     def submit(self, stream, work: int, done: Callable[[], None], label: object = None) -> None:
         """Queue ``work`` ticks for ``stream``; ``done`` is called when it is finished. ``label`` is what an observer
         is told of it (``None``: the stream)."""
         self.busy += work
-        queue = self._queues.get(stream)
+        queues = self._queues
+        if not queues:
+            if self._only is None:
+                self._only, self._last = (stream, work, done, label), self.env.now
+                self._alarm = self.env.timeout(work)
+                self._alarm.callbacks.append(self._only_is_done)
+                return
+            self._share()
+        queue = queues.get(stream)
         if queue is not None:
             queue.append((work, done, label))
             return
-        self._queues[stream] = deque(((work, done, label),))
+        queues[stream] = deque(((work, done, label),))
         self._advance()
         self._start(stream, work)
         self._schedule()
+
+    def _only_is_done(self, event: simpy.Event) -> None:
+        if event is not self._alarm:
+            return
+        stream, _, done, label = self._only
+        self._only = None
+        if self._observer is not None:
+            self._observer(self._last, self.env.now, stream if label is None else label)
+        done()
+
+    def _share(self) -> None:
+        """Put the job that was alone among those that share."""
+        stream, work, done, label = self._only
+        self._only = None
+        self._queues[stream] = deque(((work, done, label),))
+        self._sequence += 1
+        self._virtual = float(self.env.now - self._last)
+        self._heap.append((float(work), self._sequence, stream, self._last))
+        self._last = self.env.now
+        # its own alarm still holds until the next job that counts comes
+        self._alarm.callbacks[:] = [self._fire]
 
     def _start(self, stream, work: int) -> None:
         self._sequence += 1
@@ -55,14 +91,15 @@ class SharedPipe:
         self._last = now
 
     def _schedule(self) -> None:
-        self._version += 1
-        if self._heap:
-            wait = ceil((self._heap[0][0] - self._virtual) * len(self._heap) - _EPSILON)
-            version = self._version
-            self.env.timeout(max(0, wait)).callbacks.append(lambda _event: self._fire(version))
+        if not self._heap:
+            self._alarm = None
+            return
+        wait = ceil((self._heap[0][0] - self._virtual) * len(self._heap) - _EPSILON)
+        self._alarm = self.env.timeout(max(0, wait))
+        self._alarm.callbacks.append(self._fire)
 
-    def _fire(self, version: int) -> None:
-        if version != self._version:
+    def _fire(self, event: simpy.Event) -> None:
+        if event is not self._alarm:
             return
         self._advance()
         finished = []
