@@ -28,6 +28,10 @@ def sweep(
     scheduler: Annotated[
         str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Run on a Dask cluster: tcp://host:8786.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change every base GPU: l2_bytes=x2 (repeatable)."),
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Forget what an earlier run of it has done.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the spec and count its points.")] = False,
 ) -> None:
@@ -46,7 +50,7 @@ def sweep(
 
     if jobs is not None and scheduler is not None:
         raise InputError("--jobs: the cluster's workers decide that; leave it out with --scheduler")
-    asked = read_spec(spec)
+    asked = read_spec(spec, tuple(overrides or ()))
     output = check_output(output or Path(spec.stem + ".csv"))
     if dry_run:
         points = points_of(asked)

@@ -180,3 +180,13 @@ def test_values_that_contradict_others_are_left_to_their_points(tmp_path):
 def test_log_of_a_range_is_exact_enough():
     axis = Axis("hardware", "l2_bytes", low=1.0, high=10.0, relative=True, scale="log", steps=3)
     assert math.isclose(float(axis.grid()[1][1:]), math.sqrt(10), rel_tol=1e-11)
+
+
+def test_overrides_change_every_base_gpu_and_show_in_its_name(tmp_path):
+    path = spec_file(tmp_path, "gpu: [h100_sxm, h200_sxm]\nalgorithms: [fa2]\nhardware: {l2_bytes: [x2]}\n")
+    spec = read_spec(path, ("l2_bytes=x2",))
+    assert list(spec.profiles) == ["h100_sxm[l2_bytes=x2]", "h200_sxm[l2_bytes=x2]"]
+    assert [p.gpu for p in points_of(spec)] == list(spec.profiles)
+    assert spec.profiles["h100_sxm[l2_bytes=x2]"].l2_bytes == 2 * read_spec(path).profiles["h100_sxm"].l2_bytes
+    with pytest.raises(InputError, match="--set: .*unknown key"):
+        read_spec(path, ("l3=x2",))

@@ -66,8 +66,11 @@ class Spec:
     event_budget: int = SWEEP_EVENT_BUDGET
 
 
-def read_spec(path: str | Path) -> Spec:
-    """The checked spec of a YAML file; :class:`InputError` is one line ``file:line: key: wrong; right``."""
+def read_spec(path: str | Path, overrides: tuple[str, ...] = ()) -> Spec:
+    """The checked spec of a YAML file; :class:`InputError` is one line ``file:line: key: wrong; right``.
+
+    ``overrides`` are ``--set`` texts applied to every base GPU.
+    """
     path = str(path)
     root = compose(path, "a sweep", "expected sections such as 'gpu:', 'algorithms:', 'hardware:', 'problem:'")
     nodes = {}
@@ -78,7 +81,7 @@ def read_spec(path: str | Path) -> Spec:
     for needed in ("gpu", "algorithms"):
         if needed not in nodes:
             fail(f"{path}:1", needed, "missing", "write 'gpu: h100_sxm' and 'algorithms: [fa2, fa3]'")
-    profiles = _profiles(nodes["gpu"], path)
+    profiles = _profiles(nodes["gpu"], path, overrides)
     kind, points, seed = _design(nodes.get("design"), path)
     axes: list[Axis] = []
     if len(profiles) > 1:
@@ -160,15 +163,19 @@ def _tiles(node: yaml.Node | None, path: str) -> str | None:
         raise InputError(f"{_at(path, node)}: {error}") from None
 
 
-def _profiles(node: yaml.Node, path: str) -> dict[str, Profile]:
+def _profiles(node: yaml.Node, path: str, overrides: tuple[str, ...]) -> dict[str, Profile]:
     found = {}
     for name in _texts(node, path, "gpu"):
         # a profile file is relative to the spec that names it
         beside = Path(path).parent / name
+        place = str(beside) if beside.is_file() else name
         try:
-            found[name] = RunOptions().profile(str(beside) if beside.is_file() else name)
+            RunOptions().profile(place)
         except InputError as error:
             raise InputError(f"{_at(path, node)}: gpu: {error}") from None
+        profile = RunOptions(overrides=overrides).profile(place)
+        # a changed GPU is named with its changes: rows hold every input
+        found[profile.name if overrides else name] = profile
     return found
 
 
@@ -262,7 +269,12 @@ def _problem(node: yaml.Node | None, path: str, design: str) -> tuple[dict[str, 
         written = key_node.value
         column = "seqlen_q" if written == "seqlen" else written
         if column not in PROBLEM_COLUMNS:
-            fail(_at(path, key_node), f"problem.{written}", "unknown column", nearest(written, ["seqlen", *PROBLEM_COLUMNS]))
+            fail(
+                _at(path, key_node),
+                f"problem.{written}",
+                "unknown column",
+                nearest(written, ["seqlen", *PROBLEM_COLUMNS]),
+            )
         if column in given:
             fail(_at(path, key_node), f"problem.{written}", f"sets {column} like '{given[column]}'", "keep one of them")
         given[column] = written
