@@ -188,5 +188,5 @@ def test_overrides_change_every_base_gpu_and_show_in_its_name(tmp_path):
     assert list(spec.profiles) == ["h100_sxm[l2_bytes=x2]", "h200_sxm[l2_bytes=x2]"]
     assert [p.gpu for p in points_of(spec)] == list(spec.profiles)
     assert spec.profiles["h100_sxm[l2_bytes=x2]"].l2_bytes == 2 * read_spec(path).profiles["h100_sxm"].l2_bytes
-    with pytest.raises(InputError, match="--set: .*unknown key"):
+    with pytest.raises(InputError, match=r"--set: .*unknown key"):
         read_spec(path, ("l3=x2",))
