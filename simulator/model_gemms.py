@@ -82,8 +82,8 @@ def choose_gemm(rows: int, columns: int, inner: int, batch: int, gpu: Profile) -
     path = fastest_path(gpu)
     best: tuple[float, GemmKernel, int] | None = None
     for kernel in CANDIDATES[path]:
-        # tiles flatter than a tensor instruction are for batches of few tokens
-        if kernel.smem_bytes > gpu.smem_bytes_per_cta_max or kernel.tile_rows < min(64, rows // 2):
+        # flat tiles read each operand too often; they are for batches of few tokens
+        if kernel.smem_bytes > gpu.smem_bytes_per_cta_max or kernel.tile_rows < min(128, rows // 2):
             continue
         for splits in SPLITS:
             if splits > 1 and inner // splits < LEAST_INNER_PER_SPLIT:
@@ -112,8 +112,8 @@ def _cost_cycles(
     tensor = 2 * max(kernel.tile_rows, 16) * kernel.tile_columns * depth / flop_per_cycle
     slices = 2 * (kernel.tile_rows + kernel.tile_columns) * depth
     smem, from_l2 = slices * _reuse(kernel) / 128, slices / gpu.l2_to_sm_bandwidth_bytes_per_cycle_per_sm
-    # CTAs that share an SM hide each other's fragment loads and share its pipes; one alone shows a quarter of them
-    one = max(tensor + 0.25 * smem / kernel.ctas_per_sm, smem, from_l2)
+    # a quarter of the fragment loads shows between products
+    one = max(tensor + 0.25 * smem, smem, from_l2)
     compute = ceil_div(ctas, slots) * min(kernel.ctas_per_sm, ceil_div(ctas, gpu.num_sms)) * one
     # few CTAs do not fill the memory system: each has its ring of stages in flight
     in_flight = min(ctas, slots) * kernel.smem_bytes / (gpu.hbm_latency_s * gpu.spec_clock_hz)

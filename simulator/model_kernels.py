@@ -14,7 +14,9 @@ import numpy as np
 from algorithms.common import ceil_div, fastest_path
 from algorithms.instruction_counts import InstructionMix, elementwise_mix, softmax_mix
 from algorithms.kernels_gemm import GemmKernel
+from algorithms.kernels_softmax import softmax_backward_kernel, softmax_forward_kernel
 from algorithms.standard_gemm import Product, batched_gemm, memset
+from algorithms.standard_rows import softmax_backward, softmax_forward
 from simulator.errors import InputError
 from simulator.model_gemms import choose_gemm
 from simulator.problem import DTYPE_BYTES, AttentionProblem
@@ -42,6 +44,8 @@ from simulator.program import (
 STREAM_ELEMENTS, STREAM_COLUMNS, STREAM_THREADS = 8192, 256, 1024
 #: CTAs from which a stream's length is rounded to 16 of them (at most 0.5 % of its bytes).
 ROUNDED_FROM = 1600
+#: Rules by which PyTorch chose its softmax kernel when the published runs were made (end of 2022).
+TORCH_RELEASE = "2.0"
 #: Lane instructions an element that an unaligned product (``*_align1``: 2-byte accesses, each with its own address and
 #: predicate) issues for A, B and C. Two kernels of our H200 campaign say so (launches_run1.csv, 4097 queries, head dim
 #: 128): at four a cycle and sub-partition, P V's 1775 cycles a slice of 8192 elements, and Q K^T's 19.2k cycles for
@@ -111,6 +115,38 @@ class Gemm:
         return 2 * self.batch * self.rows * self.columns * self.inner
 
 
+@dataclass(frozen=True)
+class TorchSoftmax:
+    """PyTorch's softmax kernel (its backward's reduction, after the product dP * P) on ``matrices`` score matrices of
+    ``rows`` x ``columns`` in ``dtype``, by the rules of an old release: what automatic mixed precision runs in fp32."""
+
+    matrices: int
+    rows: int
+    columns: int
+    dtype: str = "fp32"
+    backward: bool = False
+    masked_share: float = 0.0
+
+
+def softmax_program(spec: TorchSoftmax, gpu: Profile) -> Program:
+    """One launch of PyTorch's softmax, forward or backward."""
+
+    def matrix(name: str, kind: str) -> Tensor:
+        return Tensor(name, spec.matrices, spec.rows, spec.columns, spec.dtype, kind)
+
+    first, last = matrix("dPP" if spec.backward else "S", "input"), matrix("dS" if spec.backward else "P", "output")
+    if spec.backward:
+        given = matrix("P", "input")
+        kernel = softmax_backward_kernel(spec.columns, spec.dtype, TORCH_RELEASE)
+        kernels, ins = (softmax_backward(first, given, last, kernel, gpu),), [first, given]
+    else:
+        kernel = softmax_forward_kernel(spec.columns, spec.dtype, TORCH_RELEASE)
+        kernels, ins = (softmax_forward(first, last, kernel, gpu, spec.masked_share),), [first]
+    # the tensor cores idle; the type only names their rate
+    kernels = tuple(replace(k, compute_dtype="bf16") for k in kernels)
+    return _program("softmax", kernels, ins, [last], "bf16")
+
+
 def stream_program(spec: Stream, dtype: str = "bf16") -> Program:
     """One launch of an element-wise kernel. Operands are 16-bit matrices as wide as their bytes per element."""
     if spec.elements < 1:
@@ -161,9 +197,14 @@ def stream_program(spec: Stream, dtype: str = "bf16") -> Program:
     return _program("stream", (kernel,), ins, outs, dtype)
 
 
-def gemm_program(spec: Gemm, gpu: Profile, dtype: str = "bf16") -> Program:
-    """The kernels of one matrix product on ``gpu``: the product, and the sum of its splits where it has some."""
-    kernel, splits = choose_gemm(spec.rows, spec.columns, spec.inner, spec.batch, gpu)
+def gemm_program(
+    spec: Gemm, gpu: Profile, dtype: str = "bf16", choice: tuple[GemmKernel, int] | None = None
+) -> Program:
+    """The kernels of one matrix product on ``gpu``: the product, and the sum of its splits where it has some.
+
+    ``choice`` is a kernel and its splits; :func:`~simulator.model_gemms.choose_gemm` when None.
+    """
+    kernel, splits = choice or choose_gemm(spec.rows, spec.columns, spec.inner, spec.batch, gpu)
     heads = spec.batch * splits
     inner = ceil_div(spec.inner, splits)
     # a split works on a slice of the inner dimension: the bytes of a matrix of that slice alone

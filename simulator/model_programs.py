@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from algorithms import algorithm_module, default_implementation
 from algorithms.common import ceil_div
 from simulator.errors import InputError
-from simulator.model_kernels import Gemm, Stream
+from simulator.model_kernels import Gemm, Stream, TorchSoftmax
 from simulator.model_styles import F, H, Op, Shape, Style
 from simulator.model_zoo import Linear, TransformerModel
 from simulator.problem import AttentionProblem
@@ -33,6 +33,10 @@ class AttentionCall:
     products_only: bool = False
 
 
+#: What a kernel of a model is described by.
+Spec = Stream | Gemm | TorchSoftmax | AttentionCall
+
+
 @dataclass(frozen=True)
 class Work:
     """``count`` launches of ``spec``; ``group`` and ``phase`` (``forward``, ``backward``, ``step``) say where."""
@@ -40,7 +44,7 @@ class Work:
     name: str
     group: str
     phase: str
-    spec: Stream | Gemm | AttentionCall
+    spec: Spec
     count: float = 1.0
 
 
@@ -110,7 +114,9 @@ def layer_forward(t: Training, gpu: Profile) -> list[Work]:
     s, works = t.shape, []
     for linear in s.model.layer_linears():
         epilogue = _fused_gelu(t, linear)
-        works.append(_product(linear.name, "forward", Gemm(s.tokens, linear.out_features, linear.in_features, **epilogue)))
+        works.append(
+            _product(linear.name, "forward", Gemm(s.tokens, linear.out_features, linear.in_features, **epilogue))
+        )
     works += _works(t.style.forward(s), "forward")
     return works + attention_forward(t, gpu)
 
@@ -189,7 +195,12 @@ def prefill_works(shape: Shape, attention: str, gpu: Profile, dtype: str = "bf16
 
 
 def decode_works(
-    model: TransformerModel, batch: int, context: int, attention: str, dtype: str = "bf16", num_splits: int | None = None
+    model: TransformerModel,
+    batch: int,
+    context: int,
+    attention: str,
+    dtype: str = "bf16",
+    num_splits: int | None = None,
 ) -> list[Work]:
     """One token of each of ``batch`` sequences that have ``context`` tokens in the KV cache."""
     if not model.causal:
@@ -198,7 +209,12 @@ def decode_works(
 
 
 def decode_attention(
-    model: TransformerModel, batch: int, context: int, attention: str, dtype: str = "bf16", num_splits: int | None = None
+    model: TransformerModel,
+    batch: int,
+    context: int,
+    attention: str,
+    dtype: str = "bf16",
+    num_splits: int | None = None,
 ) -> Work:
     """Attention of one layer in a decode step: one query a head on ``context`` keys."""
     problem = AttentionProblem(
@@ -220,10 +236,19 @@ def _inference_works(m: TransformerModel, tokens: int, sequences: int, attention
     residual = tokens * m.hidden
     qkv = tokens * (m.heads + 2 * m.kv_heads) * m.head_dim
     norm = Work("add_norm", "norm", "forward", Stream(residual, (H, H), (H, H), "norm"), 2.0)
-    layer = [norm, Work("rotary_and_cache" if m.position == "rotary" else "cache", "elementwise", "forward", Stream(qkv, (H,), (H,)))]
+    layer = [
+        norm,
+        Work(
+            "rotary_and_cache" if m.position == "rotary" else "cache", "elementwise", "forward", Stream(qkv, (H,), (H,))
+        ),
+    ]
     for linear in m.layer_linears():
         activation = linear.name == "ffn_in" and not gated
-        layer.append(_product(linear.name, "forward", Gemm(tokens, linear.out_features, linear.in_features, activation=activation)))
+        layer.append(
+            _product(
+                linear.name, "forward", Gemm(tokens, linear.out_features, linear.in_features, activation=activation)
+            )
+        )
     if gated:
         layer.append(Work("swiglu", "elementwise", "forward", Stream(tokens * m.ffn_size, (H, H), (H,), "activation")))
     works = [_times(w, m.layers) for w in [*layer, attention]]
@@ -233,7 +258,7 @@ def _inference_works(m: TransformerModel, tokens: int, sequences: int, attention
 
 
 def _fused_gelu(t: Training, linear: Linear | None = None) -> dict:
-    """The epilogue of the first feed-forward product where bias and GELU are fused into it: it also stores its input."""
+    """The epilogue of the first feed-forward product with bias and GELU fused into it: it also stores its input."""
     fused = t.style.name == "fused" and t.shape.model.ffn_kind == "gelu"
     if not fused or (linear is not None and linear.name != "ffn_in"):
         return {}

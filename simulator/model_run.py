@@ -4,10 +4,12 @@
 L2, and counted as often as it runs; kernels follow each other with the gap that the GPU's profile gives. One GPU is
 modelled: no gradient all-reduce, no data loading, no evaluation, no checkpoints.
 
-FLOP convention (``tflops``, ``mfu``): the model's, not the hardware's: 6 FLOP a parameter and token plus
+FLOP convention (``tflops``, ``mfu``): the model's, not the hardware's. In training 6 FLOP a parameter and token plus
 12 x layers x heads x head_dim x seqlen a token for attention, not halved for a causal mask and without what is
-recomputed (Narayanan et al. 2021, arXiv:2104.04473, without checkpointing; as the FlashAttention papers count). A third
-of it for a forward pass. ``mfu`` divides by the dense peak of the datasheet.
+recomputed (Narayanan et al. 2021, arXiv:2104.04473, without checkpointing; as the FlashAttention papers count); a
+masked-language loss counts the tokens that it looks at. In a forward pass 2 FLOP a weight that is multiplied by
+(embeddings are not) plus 4 x layers x heads x head_dim x keys a query, the mask not halved. ``mfu`` divides by the dense
+peak of the datasheet; ``hfu`` is what the tensor cores execute, skipped tiles left out and recomputation included.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from algorithms import build_program
+from algorithms.common import ceil_div
+from algorithms.kernels_gemm import GemmKernel
 from simulator.errors import InputError
-from simulator.model_kernels import Gemm, Stream, gemm_program, stream_program
+from simulator.model_gemms import choose_gemm
+from simulator.model_kernels import Gemm, Stream, TorchSoftmax, gemm_program, softmax_program, stream_program
 from simulator.model_memory import Memory, inference_memory, least_recompute, training_memory
 from simulator.model_programs import (
     MASKED_TOKENS_SHARE,
     AttentionCall,
+    Spec,
     Training,
     Work,
     decode_works,
@@ -39,6 +45,13 @@ from simulator.simulation import Conditions, run_program
 #: Events of one kernel's replay: a step has some forty distinct kernels.
 EVENT_BUDGET = 30_000
 ATTENTION_EVENT_BUDGET = 60_000
+#: Waves of the shorter of two products from which a longer one's time is extended.
+WAVES = 8
+#: Inner length by split of the shorter of two products from which one with a longer sum is extended.
+INNER = 2048
+#: Rows of the shorter of two softmaxes from which a longer one is extended: few enough that the replay takes each CTA
+#: by itself (CTAs taken together would seem to lose their row from L2 between its passes).
+SOFTMAX_ROWS = 6144
 LAUNCHES = ("graph", "eager")
 
 
@@ -74,36 +87,74 @@ class Simulator:
         self.physics = _own_bandwidth(gpu, Physics.from_calibration(gpu.calibration_parameters))
         self._known: dict[object, KernelTime] = {}
 
-    def time(self, spec: Stream | Gemm | AttentionCall) -> KernelTime:
+    def time(self, spec: Spec) -> KernelTime:
         """What one launch of ``spec`` takes, the gap before it included."""
         if spec not in self._known:
-            program, budget = self._program(spec), EVENT_BUDGET
-            if isinstance(spec, AttentionCall):
-                budget = ATTENTION_EVENT_BUDGET
-            result = run_program(program, self.gpu, Conditions("cold", "kernel"), self.physics, budget)
-            self._known[spec] = KernelTime(
-                result.time_us + self.physics.graph_gap_us,
-                len(program.kernels),
-                result.work["matmul"],
-                float(result.hbm_read_bytes + result.hbm_write_bytes + result.dirty_bytes_at_end),
-                result.limiter,
-            )
+            parts = _long(spec, self.gpu)
+            if parts is None:
+                budget = ATTENTION_EVENT_BUDGET if isinstance(spec, AttentionCall) else EVENT_BUDGET
+                self._known[spec] = self._simulate(self._program(spec), budget)
+            else:
+                name, short, choice = parts
+                specs = [replace(spec, **{name: n}) for n in (short, 2 * short)]
+                times = [self._simulate(self._program(s, choice), EVENT_BUDGET) for s in specs]
+                self._known[spec] = _extended(*times, getattr(spec, name) / short - 2.0)
         return self._known[spec]
+
+    def _simulate(self, program: Program, budget: int) -> KernelTime:
+        result = run_program(program, self.gpu, Conditions("cold", "kernel"), self.physics, budget)
+        return KernelTime(
+            result.time_us + self.physics.graph_gap_us,
+            len(program.kernels),
+            result.work["matmul"],
+            float(result.hbm_read_bytes + result.hbm_write_bytes + result.dirty_bytes_at_end),
+            result.limiter,
+        )
 
     def lines(self, works: list[Work]) -> tuple[Line, ...]:
         """Every work with its time."""
         return tuple(Line(work, self.time(work.spec)) for work in works)
 
-    def _program(self, spec: Stream | Gemm | AttentionCall) -> Program:
+    def _program(self, spec: Spec, choice: tuple[GemmKernel, int] | None = None) -> Program:
         if isinstance(spec, Stream):
             return stream_program(spec, self.dtype)
         if isinstance(spec, Gemm):
-            return gemm_program(spec, self.gpu, self.dtype)
+            return gemm_program(spec, self.gpu, self.dtype, choice)
+        if isinstance(spec, TorchSoftmax):
+            return softmax_program(spec, self.gpu)
         program = build_program(spec.algorithm, spec.problem, self.gpu)
         if spec.products_only:
             kept = tuple(k for k in program.kernels if "gemm" in k.name)
             program = replace(program, kernels=kept)
         return program
+
+
+def _long(spec: Spec, gpu: Profile) -> tuple[str, int, tuple[GemmKernel, int] | None] | None:
+    """For a product or softmax of very many equal waves, or a product of very long rows: the field of the spec that is
+    long, a length of it which (with twice that) stands for all of it, and the kernel that the whole product gets."""
+    if isinstance(spec, TorchSoftmax):
+        short = ceil_div(SOFTMAX_ROWS, spec.rows)
+        return ("matrices", short, None) if spec.matrices >= 4 * short else None
+    if not isinstance(spec, Gemm):
+        return None
+    kernel, splits = choose_gemm(spec.rows, spec.columns, spec.inner, spec.batch, gpu)
+    short = splits * INNER
+    if spec.inner >= 4 * short:
+        return "inner", short, (kernel, splits)
+    slots = gpu.num_sms * kernel.ctas_per_sm
+    tiles_per_row = ceil_div(spec.columns, kernel.tile_columns) * splits * spec.batch
+    short = ceil_div(WAVES * slots, tiles_per_row * kernel.cluster_rows) * kernel.cluster_rows * kernel.tile_rows
+    return ("rows", short, (kernel, splits)) if spec.rows >= 4 * short else None
+
+
+def _extended(short: KernelTime, longer: KernelTime, steps: float) -> KernelTime:
+    """``longer`` with ``steps`` more of what it has beyond ``short``."""
+
+    def more(name: str) -> float:
+        a, b = getattr(short, name), getattr(longer, name)
+        return b + steps * (b - a)
+
+    return KernelTime(more("time_us"), longer.launches, more("flops"), more("hbm_bytes"), longer.limiter)
 
 
 def _own_bandwidth(gpu: Profile, physics: Physics) -> Physics:
@@ -167,6 +218,23 @@ class ModelRun:
         return self.model_flops / (self.time_us * 1e-6) / self.spec_flops_per_s if self.spec_flops_per_s else 0.0
 
     @property
+    def executed_flops(self) -> float:
+        """FLOPs that the tensor cores execute (padded tiles included)."""
+        return sum(line.work.count * line.each.flops for line in self.lines)
+
+    @property
+    def hfu(self) -> float:
+        """Executed FLOPs over the datasheet's dense peak."""
+        return self.executed_flops / (self.time_us * 1e-6) / self.spec_flops_per_s if self.spec_flops_per_s else 0.0
+
+    @property
+    def flop_convention(self) -> str:
+        """How ``model_flops`` counts, in a few words (P parameters, W weights multiplied by, L layers, N keys)."""
+        if self.kind == "training":
+            return "6 P + 12 L H d N a token, mask not halved"
+        return "2 W + 4 L H d N a query, mask not halved"
+
+    @property
     def attention_us(self) -> float:
         """Time in attention (products, softmax, mask and dropout of scores, copies between layouts)."""
         return self.group_us("attention")
@@ -200,8 +268,11 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class Swap:
-    """Another attention in the same model. ``speedup`` is the ratio of whole steps, ``amdahl`` what Amdahl's law says of
-    the share of attention and its own speed-up, ``limit`` the speed-up by attention that takes no time."""
+    """Another attention in the same model.
+
+    ``speedup`` is the ratio of whole steps, ``amdahl`` what Amdahl's law says of attention's share and its own
+    speed-up, ``limit`` the speed-up by attention that takes no time.
+    """
 
     slower: ModelRun
     faster: ModelRun
@@ -231,6 +302,19 @@ class Swap:
 def model_flops_per_token(model: TransformerModel, seqlen: int) -> float:
     """Model FLOPs of a training step by token: 6 x parameters + 12 x layers x heads x head_dim x seqlen."""
     return 6.0 * model.parameter_count() + 12.0 * model.layers * model.heads * model.head_dim * seqlen
+
+
+def read_weights(model: TransformerModel) -> int:
+    """Weights that a forward pass multiplies by: the layers' and the output projection's."""
+    layers = model.layers * sum(m.in_features * m.out_features for m in model.layer_linears())
+    return layers + model.hidden * model.vocab
+
+
+def forward_flops(model: TransformerModel, tokens: int, outputs: int, keys: int) -> float:
+    """Model FLOPs of a forward pass of ``tokens`` that each see ``keys`` keys, with logits of ``outputs`` of them."""
+    layers = read_weights(model) - model.hidden * model.vocab
+    attention = 4.0 * model.layers * model.heads * model.head_dim * keys
+    return (2.0 * layers + attention) * tokens + 2.0 * model.hidden * model.vocab * outputs
 
 
 def train(
@@ -297,7 +381,7 @@ def prefill(
         raise InputError("--attention: flash_decoding is for one query at a time; prefill with fa1, fa2 or fa3")
     shape = Shape(model, batch, seqlen, 0.0)
     lines = simulator.lines(prefill_works(shape, attention, simulator.gpu, simulator.dtype))
-    flops = model_flops_per_token(model, seqlen) * shape.tokens / 3.0
+    flops = forward_flops(model, shape.tokens, batch, seqlen)
     memory = inference_memory(model, batch, shape.tokens, seqlen, simulator.dtype)
     return _run(
         simulator, "prefill", model, attention, lines, batch, seqlen, shape.tokens, "fused", memory, flops, launch
@@ -317,10 +401,8 @@ def decode(
     check_lengths(model, batch, context)
     lines = simulator.lines(decode_works(model, batch, context, attention, simulator.dtype))
     memory = inference_memory(model, batch, batch, context, simulator.dtype)
-    per_token = 2.0 * model.parameter_count() + 4.0 * model.layers * model.heads * model.head_dim * context
-    return _run(
-        simulator, "decode", model, attention, lines, batch, context, batch, "fused", memory, per_token * batch, launch
-    )
+    flops = forward_flops(model, batch, batch, context)
+    return _run(simulator, "decode", model, attention, lines, batch, context, batch, "fused", memory, flops, launch)
 
 
 def check_lengths(model: TransformerModel, batch: int, seqlen: int) -> None:
@@ -356,8 +438,8 @@ def _run(
     host_us = launches * simulator.physics.host_launch_us if launch == "eager" else simulator.physics.graph_launch_us
     if host_us > gpu_us:
         notes.append(
-            f"the host bounds it: {launches:.0f} launches of {simulator.physics.host_launch_us:.0f} us each take longer "
-            "than the GPU's work"
+            f"the host bounds it: {launches:.0f} launches of {simulator.physics.host_launch_us:.0f} us each take "
+            "longer than the GPU's work"
         )
     fits = memory.fits(gpu)
     if not fits:

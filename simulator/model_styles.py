@@ -8,7 +8,7 @@ framework merges. Sources are public code and papers, read for facts:
                  either side, every arithmetic operator is a kernel, the residual stream is fp32, attention copies Q, K
                  and V into head order. Vocabulary as stored (50257 columns: unaligned products).
 ``megatron``     Megatron-LM (2022-2023): 16-bit model and residual stream, fp32 master copy; fused
-                 scale + causal mask + softmax (to 16384 keys), bias + GELU, bias + dropout + residual, layer norm;
+                 scale + causal mask + softmax (to 4096 keys), bias + GELU, bias + dropout + residual, layer norm;
                  no bias in the projections that those follow; loss in fp32 by separate operations.
 ``fused``        the training code of the FlashAttention repository: bias, GELU and bias gradients in cuBLAS
                  epilogues (``fused_dense``), dropout + residual + norm in one kernel, one-kernel cross entropy in
@@ -23,12 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.errors import InputError
-from simulator.model_kernels import Gemm, Stream
+from simulator.model_kernels import Gemm, Stream, TorchSoftmax
 from simulator.model_zoo import TransformerModel
 
 H, F, M = 2.0, 4.0, 1.0  # 16-bit, fp32, mask
-#: Longest row that Megatron's fused softmax takes.
-MEGATRON_SOFTMAX_KEYS = 16_384
+#: Longest row that Megatron's fused softmax took in 2022-2023 (``FusedScaleMaskSoftmax.is_kernel_available``); beyond
+#: it the score matrix goes through PyTorch's operations in fp32 (query-key layer scaling is on by default).
+MEGATRON_SOFTMAX_KEYS = 4096
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Op:
 
     name: str
     group: str
-    spec: Stream | Gemm
+    spec: Stream | Gemm | TorchSoftmax
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _megatron_standard_forward(s: Shape) -> list[Op]:
             _stream("softmax_to_fp32", "attention", s.scores, [H], [F]),
             _stream("scale", "attention", s.scores, [F], [F]),
             _stream("masked_fill", "attention", s.scores, [F], [F], "broadcast"),
-            _stream("softmax", "attention", s.scores, [F], [F], "softmax"),
+            Op("softmax", "attention", _torch_softmax(s)),
             _stream("softmax_to_16_bit", "attention", s.scores, [F], [H]),
         ]
     elif s.model.causal:
@@ -204,6 +205,11 @@ def _megatron_standard_forward(s: Shape) -> list[Op]:
         softmax = [_stream("fused_masked_softmax", "attention", s.scores, [H, M], [H], "softmax")]
     merge = _stream("context_copy", "attention", s.attention_width, [H], [H], "strided")
     return [*softmax, *_attention_dropout(s), merge]
+
+
+def _torch_softmax(s: Shape, backward: bool = False) -> TorchSoftmax:
+    masked = 0.5 if s.model.causal and not backward else 0.0
+    return TorchSoftmax(s.batch * s.model.heads, s.seqlen, s.seqlen, "fp32", backward, masked)
 
 
 def _attention_dropout(s: Shape) -> list[Op]:
@@ -219,7 +225,8 @@ def _megatron_standard_backward(s: Shape) -> list[Op]:
     if s.seqlen > MEGATRON_SOFTMAX_KEYS:
         softmax = [
             _stream("gradient_to_fp32", "attention", s.scores, [H], [F]),
-            _stream("softmax_backward", "attention", s.scores, [F, F], [F], "softmax_backward"),
+            _stream("softmax_backward_product", "attention", s.scores, [F, F], [F]),
+            Op("softmax_backward", "attention", _torch_softmax(s, backward=True)),
             _stream("masked_fill_backward", "attention", s.scores, [F], [F], "broadcast"),
             _stream("scale_backward", "attention", s.scores, [F], [F]),
             _stream("gradient_to_16_bit", "attention", s.scores, [F], [H]),
@@ -269,7 +276,10 @@ def _huggingface_forward(s: Shape) -> list[Op]:
         _stream("residual_add", "elementwise", r, [H, F], [F]),
     ]
     if _gated(s):
-        act = [_stream("silu", "elementwise", f, [H], [H], "activation"), _stream("gate", "elementwise", f, [H, H], [H])]
+        act = [
+            _stream("silu", "elementwise", f, [H], [H], "activation"),
+            _stream("gate", "elementwise", f, [H, H], [H]),
+        ]
     else:
         # 0.5 * x * (1 + tanh(c * (x + 0.044715 * pow(x, 3)))), an operator a kernel, pow and what follows in fp32
         act = [
@@ -337,7 +347,7 @@ def _huggingface_standard_forward(s: Shape) -> list[Op]:
         _stream("scale_by_layer", "attention", n, [H], [H]),
         _stream("where_causal" if causal else "mask_add", "attention", n, [H], [H], "broadcast"),
         _stream("softmax_to_fp32", "attention", n, [H], [F]),
-        _stream("softmax", "attention", n, [F], [F], "softmax"),
+        Op("softmax", "attention", _torch_softmax(s)),
         _stream("softmax_to_16_bit", "attention", n, [F], [H]),
         *_attention_dropout(s),
         _stream("merge_heads", "attention", s.attention_width, [H], [H], "strided"),
@@ -351,7 +361,9 @@ def _huggingface_standard_backward(s: Shape) -> list[Op]:
         _stream("merge_heads_backward", "attention", s.attention_width, [H], [H], "strided"),
         *_attention_dropout_backward(s),
         _stream("gradient_to_fp32", "attention", n, [H], [F]),
-        _stream("softmax_backward", "attention", n, [F, F], [F], "softmax_backward"),
+        # PyTorch multiplies dP by P in a kernel of its own before the row-wise one
+        _stream("softmax_backward_product", "attention", n, [F, F], [F]),
+        Op("softmax_backward", "attention", _torch_softmax(s, backward=True)),
         _stream("gradient_to_16_bit", "attention", n, [F], [H]),
         *mask,
         _stream("scale_by_layer_backward", "attention", n, [H], [H]),

@@ -1,0 +1,122 @@
+"""Why FlashAttention does little for decoding, in computed numbers: intensity, splits, and where attention takes over.
+
+A decode step reads every weight and the whole KV cache once to make one token a sequence. A weight serves the whole
+batch, so the products' intensity grows with it; a cached key serves only the query heads of its own group, so
+attention's intensity is the group's size whatever the batch. There is no score matrix to save bytes on: the scores of
+one query are a row. What helps is to keep all SMs reading (FlashDecoding's splits), and to store fewer bytes (GQA).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from simulator.errors import UnsupportedError
+from simulator.model_programs import decode_attention
+from simulator.model_run import ModelRun, Simulator, decode, prefill, read_weights
+from simulator.model_zoo import TransformerModel
+from simulator.problem import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """FLOP per byte of a decode step at one batch: of the products by weights, of attention, and of both together."""
+
+    batch: int
+    linear: float
+    attention: float
+    step: float
+    ridge: float
+
+
+@dataclass(frozen=True)
+class SplitGain:
+    """Attention of one layer without and with splits: times, and the bandwidth at which the cache is read."""
+
+    batch: int
+    context: int
+    unsplit_us: float
+    split_us: float
+    cache_bytes: int
+
+    @property
+    def gain(self) -> float:
+        """Unsplit over split time."""
+        return self.unsplit_us / self.split_us
+
+    def bandwidth(self, time_us: float) -> float:
+        """Bytes a second at which the cache is read in ``time_us``."""
+        return self.cache_bytes / time_us * 1e6
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One context length: a prefill of it, a decode step behind it."""
+
+    context: int
+    prefill: ModelRun
+    decode: ModelRun
+
+    @property
+    def steps_as_long_as_prefill(self) -> float:
+        """Decode steps that take as long as the prefill."""
+        return self.prefill.time_us / self.decode.time_us
+
+
+def intensities(model: TransformerModel, simulator: Simulator, context: int, batches: tuple[int, ...]):
+    """:class:`Intensity` by batch: exact counts of FLOPs and compulsory bytes, no simulation."""
+    size = DTYPE_BYTES[simulator.dtype]
+    weights = read_weights(model)
+    out = []
+    for batch in batches:
+        cache = model.kv_cache_bytes(batch, context, simulator.dtype)
+        attention_flops = 4.0 * model.layers * batch * model.heads * model.head_dim * context
+        linear_flops = 2.0 * weights * batch
+        out.append(
+            Intensity(
+                batch,
+                linear_flops / (weights * size),
+                attention_flops / cache,
+                (linear_flops + attention_flops) / (weights * size + cache),
+                simulator.gpu.ridge_flop_per_byte(simulator.dtype),
+            )
+        )
+    return out
+
+
+def split_gains(model: TransformerModel, simulator: Simulator, context: int, batches: tuple[int, ...]):
+    """:class:`SplitGain` by batch: FlashDecoding's kernel with one split and with its own choice of splits."""
+    out = []
+    for batch in batches:
+        times = []
+        for splits in (1, None):
+            work = decode_attention(model, batch, context, "flash_decoding", simulator.dtype, splits)
+            times.append(simulator.time(work.spec).time_us)
+        cache = model.kv_cache_bytes(batch, context, simulator.dtype) // model.layers
+        out.append(SplitGain(batch, context, times[0], times[1], cache))
+    return out
+
+
+def crossings(
+    model: TransformerModel, simulator: Simulator, batch: int, contexts: tuple[int, ...], attention: str
+) -> list[Crossing]:
+    """A prefill and a decode step at each context; contexts whose prefill is not modelled are left out."""
+    out = []
+    for context in contexts:
+        try:
+            first = prefill(model, simulator, batch=batch, seqlen=context, attention=attention)
+        except UnsupportedError:
+            continue
+        out.append(Crossing(context, first, decode(model, simulator, batch=batch, context=context)))
+    return out
+
+
+def half_attention_context(points: list[tuple[int, float]]) -> float | None:
+    """Context at which attention's share passes one half, on the line between the points around it; None if nowhere.
+
+    ``points``: (context, share) by rising context.
+    """
+    for (low, a), (high, b) in pairwise(points):
+        if a < 0.5 <= b:
+            return low + (high - low) * (0.5 - a) / (b - a)
+    return None
