@@ -269,6 +269,10 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     tensors = matrices(p, t.tile_m, t.tile_n, launch.packed)
     if mla:
         del tensors["V"]  # its rows are the first 512 columns of K's
+    if not launch.gather:
+        # TMA copies whole tiles, as far as the cache reaches
+        reach = min(paged_capacity(p, check_capacity(p)), ceil_div(p.seqlen_k, t.tile_n) * t.tile_n)
+        tensors |= {name: replace(tensors[name], rows=reach) for name in "KV" if name in tensors}
     rows, pages = p.seqlen_q * launch.group, None
     if p.page_size is not None:
         pages = PagedCache.of(p, t.tile_n, launch.gather)

@@ -180,6 +180,16 @@ def _to_beginning(x: np.ndarray, lengths: tuple[int, ...], filling: float) -> np
     return out
 
 
+#: What stands in the rows of a cache behind its sequences: no kernel may let it into a result.
+CACHE_GARBAGE = 300.0
+
+
+def _to_capacity(x: np.ndarray, rows: int) -> np.ndarray:
+    """``x`` with rows of garbage up to a cache's ``rows``."""
+    more = max(0, rows - x.shape[1])
+    return np.pad(x, ((0, 0), (0, more), (0, 0)), constant_values=CACHE_GARBAGE) if more else x
+
+
 def run_attention(program: Program, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The numbers reading of ``program`` on inputs in :func:`attention`'s layout; outputs likewise."""
 
@@ -187,7 +197,8 @@ def run_attention(program: Program, inputs: dict[str, np.ndarray]) -> dict[str, 
         return tensor.packed_group
 
     packed = {
-        name: _to_end(_pack(inputs[name], group(tensor)), tensor.lengths) for name, tensor in program.inputs.items()
+        name: _to_end(_to_capacity(_pack(inputs[name], group(tensor)), tensor.rows), tensor.lengths)
+        for name, tensor in program.inputs.items()
     }
     outputs = run_program(program, packed)
     result = {}

@@ -342,3 +342,18 @@ def test_the_ordinary_kernel_spills_as_it_does_in_fa2():
     written = sum(write for _, write in sm_traffic(built.kernels[0]).values())
     assert written == pytest.approx(136.59e6, rel=0.05)
     assert "spill" not in sm_traffic(program(problem(num_splits=2), FA2).kernels[0])
+
+
+def test_tma_reads_whole_tiles_of_a_cache_and_garbage_behind_the_end_stays_out():
+    # 300 of 1000 rows: whole tiles are copied, of which rows behind 300 are hidden
+    p = problem(batch=2, kv_heads=2, seqlen_k=300, kv_capacity=1000)
+    built = program(p, FA3)
+    tile_n = built.attributes["tile"][1]
+    main = next(k for k in built.kernels if k.name == "flash_fwd_sm90")
+    rows = -(-300 // tile_n) * tile_n
+    assert sm_traffic(main)["K"][0] == 2 * 2 * rows * p.head_dim * 2
+    inputs = random_inputs(p)
+    want = attention(p, inputs["Q"], inputs["K"], inputs["V"])["O"]
+    assert np.abs(run_attention(built, inputs)["O"] - want).max() < 0.02
+    # FA2 and gathers of pages read the rows that exist
+    assert sm_traffic(program(p, FA2).kernels[0])["K"][0] == 2 * 2 * 300 * p.head_dim * 2
