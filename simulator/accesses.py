@@ -34,10 +34,8 @@ def _role_accesses(role: Role) -> list[Access]:
                 seen_loop[0] = True
             elif isinstance(op, Load | Store):
                 place = op.source if isinstance(op, Load) else op.into
-                if not loops:
-                    position = "epilogue" if seen_loop[0] else "prologue"
-                else:
-                    position = "loop"
+                outside = "epilogue" if seen_loop[0] else "prologue"
+                position = "loop" if loops else outside
                 write = isinstance(op, Store)
                 if not write and op.multicast > 1:
                     share = -(-place.rows // op.multicast)

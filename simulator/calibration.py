@@ -149,7 +149,11 @@ def clock_of(row: _Row, profile: Profile, physics: Physics) -> Callable[[Physics
 
 
 def fit_stage(
-    stage: Stage, rows: Sequence[_Row], profile: Profile, physics: Physics, report: Callable[[str], None] = lambda s: None
+    stage: Stage,
+    rows: Sequence[_Row],
+    profile: Profile,
+    physics: Physics,
+    report: Callable[[str], None] = lambda s: None,
 ) -> tuple[Physics, list[Fitted], StageResult]:
     """Fit ``stage``'s parameters to ``rows``, starting from ``physics``."""
     from scipy.optimize import least_squares
@@ -174,7 +178,15 @@ def fit_stage(
     unit0 = (start - bounds[:, 0]) / span
     before = residuals(unit0)
     fit = least_squares(
-        residuals, unit0, bounds=(0.0, 1.0), loss="soft_l1", f_scale=0.05, diff_step=0.04, max_nfev=9, xtol=3e-4, ftol=3e-4
+        residuals,
+        unit0,
+        bounds=(0.0, 1.0),
+        loss="soft_l1",
+        f_scale=0.05,
+        diff_step=0.04,
+        max_nfev=9,
+        xtol=3e-4,
+        ftol=3e-4,
     )
     after = residuals(fit.x)
     sigma = _sigmas(fit.jac, after)
@@ -187,7 +199,8 @@ def fit_stage(
         low, high = max(bounds[i, 0], value - margin), min(bounds[i, 1], value + margin)
         fitted.append(Fitted(name, value, float(low), float(high), stage.name, stage.identified_by, identified))
     size = np.abs(after)
-    summary = StageResult(stage.name, len(rows), float(np.abs(before).mean()), float(size.mean()), float(np.median(size)))
+    mean_before = float(np.abs(before).mean())
+    summary = StageResult(stage.name, len(rows), mean_before, float(size.mean()), float(np.median(size)))
     return replace(physics, **values), fitted, summary
 
 
@@ -206,7 +219,7 @@ def calibrate(
     physics: Physics | None = None,
     report: Callable[[str], None] = lambda s: None,
 ) -> tuple[Physics, list[Fitted], list[StageResult]]:
-    """Run ``stages`` in order on the calibration ``rows`` (cells as text, columns of ``predict`` and ``measured_*``)."""
+    """Run ``stages`` in order on the calibration ``rows`` (text cells; columns of ``predict`` and ``measured_*``)."""
     physics = physics or Physics()
     fitted: list[Fitted] = []
     results: list[StageResult] = []

@@ -45,7 +45,8 @@ def residual_bands(cases) -> dict:
     groups: dict[str, list[tuple[float, dict[str, int]]]] = {}
     for algorithm, problem, predicted, measured in cases:
         ratio = math.log(measured / predicted)
-        for key in (f"{algorithm}/{problem.pass_}/{kind_of(problem, predicted)}", f"{algorithm}/{problem.pass_}", "all"):
+        kind = kind_of(problem, predicted)
+        for key in (f"{algorithm}/{problem.pass_}/{kind}", f"{algorithm}/{problem.pass_}", "all"):
             groups.setdefault(key, []).append((ratio, shape_of(problem)))
     bands = {}
     for key, rows in sorted(groups.items()):
@@ -64,7 +65,7 @@ def residual_bands(cases) -> dict:
 def _quantile(ordered: list[float], q: float) -> float:
     """Quantile of sorted values with the finite-sample correction of a prediction interval."""
     n = len(ordered)
-    edge = q * (n + 1) - 1 if q < 0.5 else q * (n + 1) - 1
+    edge = q * (n + 1) - 1
     low = min(max(math.floor(edge), 0), n - 1)
     high = min(low + 1, n - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * min(max(edge - low, 0.0), 1.0)

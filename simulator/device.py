@@ -110,7 +110,8 @@ class _Prepared:
         for access in accesses:
             self.rows.append(self._row(access, l2, counts))
             place, zero = access.tile, {loop.var: 0 for loop in access.loops}
-            base = [np.broadcast_to(np.asarray(ix.at(coords | zero)), (n,)) for ix in (place.head, place.row, place.col)]
+            indices = (place.head, place.row, place.col)
+            base = [np.broadcast_to(np.asarray(index.at(coords | zero)), (n,)) for index in indices]
             bases.append(np.stack(base))
         self.acc_int = np.array(self.rows, np.int64).reshape(len(accesses), 13)
         self.acc_base = (

@@ -214,7 +214,7 @@ class _RoleRun:
 
 
 def run_kernel(kernel: Kernel, memory: dict[str, np.ndarray], ctas=None) -> None:
-    """Execute all (or the given) CTAs of ``kernel`` on ``memory`` (float32 arrays ``[heads, rows, cols]`` by tensor)."""
+    """Execute all (or the given) CTAs of ``kernel`` on ``memory`` (float32 ``[heads, rows, cols]`` by tensor)."""
     for index in range(kernel.ctas) if ctas is None else ctas:
         env = {name: int(values[index]) for name, values in kernel.coords.items()}
         cta = _Cta(kernel, memory, env)

@@ -69,7 +69,8 @@ def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
             continue
         period = n // parts
         shift = heads[period:] - heads[:-period]
-        if shift[0] != 0 and (shift == shift[0]).all() and np.array_equal(signature[:, period:], signature[:, :-period]):
+        one_step = shift[0] != 0 and (shift == shift[0]).all()
+        if one_step and np.array_equal(signature[:, period:], signature[:, :-period]):
             return period
     return n
 

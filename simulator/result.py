@@ -174,6 +174,6 @@ class Result:
     def __str__(self) -> str:
         moved = (self.hbm_read_bytes + self.hbm_write_bytes) / 1e6
         return (
-            f"{self.algorithm} ({self.implementation}) on {self.gpu}: {self.time_us:.1f} us, {self.tflops:.0f} TFLOP/s, "
-            f"HBM {moved:.1f} MB, limited by {self.limiter}"
+            f"{self.algorithm} ({self.implementation}) on {self.gpu}: {self.time_us:.1f} us, "
+            f"{self.tflops:.0f} TFLOP/s, HBM {moved:.1f} MB, limited by {self.limiter}"
         )

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
         side: Annotated[str, typer.Option(help="side of the split to validate: judge, calibrate or all")] = "judge",
         by: Annotated[str, typer.Option(help="comma list of columns to group by")] = "algorithm,pass,regime",
         csv: Annotated[Path | None, typer.Option(help="write every row with prediction and errors here")] = None,
-        plot: Annotated[Path | None, typer.Option(help="draw predicted against measured, and error against size")] = None,
+        plot: Annotated[Path | None, typer.Option(help="draw predicted and measured, and error by size")] = None,
         jobs: Annotated[int, typer.Option(help="processes")] = 1,
     ) -> None:
         """Errors of time, HBM bytes and SM-L2 reads against measurements: n, mean, median, p90, max, signed."""
@@ -43,12 +43,16 @@ def register(app: typer.Typer) -> None:
         console = Console()
         for column, title in (("error_time", "time"), ("error_hbm", "HBM bytes"), ("error_l2_read", "SM-L2 reads")):
             if errors[column].notna().any():
-                console.print(_table(summarise(errors, column, groups), f"Error of {title}", groups))
-                console.print(_table(summarise(errors, column, groups[:1]), f"Error of {title}, by {groups[0]}", groups[:1]))
+                if groups:
+                    console.print(_table(summarise(errors, column, groups), f"Error of {title}", groups))
+                if len(groups) > 1:
+                    first = groups[:1]
+                    console.print(_table(summarise(errors, column, first), f"Error of {title}, by {groups[0]}", first))
                 console.print(_table(summarise(errors, column, []), f"Error of {title}, all rows", []))
         covered = errors["error"].fillna("") != ""
         if covered.any():
-            console.print(f"{int(covered.sum())} rows could not be predicted; the first: {errors['error'][covered].iloc[0]}")
+            first_error = errors["error"][covered].iloc[0]
+            console.print(f"{int(covered.sum())} rows could not be predicted; the first: {first_error}")
         if csv is not None:
             write_text(csv, errors.to_csv(index=False))
         if plot is not None:
