@@ -6,6 +6,8 @@ rows of K and V) and keeps ``m`` (row maximum), ``l`` (row sum) and an unnormali
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from algorithms import varlen
@@ -29,7 +31,7 @@ from algorithms.common import (
 )
 from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.fa2_backward import build_backward
-from algorithms.heuristics import fa2_key_loop
+from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
 from algorithms.passes import forward_backward
@@ -308,6 +310,24 @@ def forward_coordinates(problem: AttentionProblem, t: Fa2Tile) -> dict[str, np.n
     }
 
 
+def splits_itself(problem: AttentionProblem, gpu: Profile) -> bool:
+    """Whether the library, left to choose (``num_splits`` blank), runs this forward pass on its split-KV kernel."""
+    if problem.num_splits is not None or problem.dropout or problem.softcap or varlen.is_varlen(problem):
+        return False
+    launch = fa2_launch(
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        seqlen_q=problem.seqlen_q,
+        kv_capacity=problem.seqlen_k,
+        head_dim=problem.head_dim,
+        num_sms=gpu.num_sms,
+        causal=problem.causal,
+        window=problem.window is not None,
+    )
+    return launch.num_splits > 1 and problem.seqlen_q > 1
+
+
 def build(
     problem: AttentionProblem,
     implementation: str,
@@ -334,6 +354,11 @@ def build(
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     if problem.softcap and problem.dropout:
         raise UnsupportedError(f"softcap with dropout: {implementation} runs one of them")
+    if tiles is None and splits_itself(problem, gpu):
+        # the same dispatch as for decode: too few CTAs for the GPU, so the keys are shared out
+        from algorithms import decoding_fa2
+
+        return replace(decoding_fa2.build(problem, implementation, gpu, substitutions), algorithm="fa2")
     asked, problem = problem, launched_problem(problem)
     t = forward_tile(problem, gpu, tiles)
     tensors = matrices(problem, t.tile_m, t.tile_n)

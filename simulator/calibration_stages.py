@@ -65,10 +65,10 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "memory",
-        ("memory_latency_factor", "hbm_read_efficiency", "hbm_write_penalty"),
-        _family("decode|standard_length|standard_heads|wave", "flash_decoding standard fa3"),
+        ("memory_latency_factor", "hbm_read_efficiency", "hbm_write_penalty", "next_kernel_ramp_us"),
+        _family("decode|wave", "flash_decoding fa3"),
         "time_at_clock",
-        "launches that HBM binds: decode, one-tile waves (reads) and unfused attention (reads and writes)",
+        "launches that HBM binds: decode with and without splits, waves of one query tile",
     ),
     Stage(
         "l2 capacity",

@@ -1,21 +1,43 @@
 """The L2 as a cache over tiles: state that lives across the kernels of one attention call.
 
 A tensor is tracked in blocks. Narrow tensors (Q, K, V, O ...) have blocks of some rows and their full width; wide
-ones (S, P: one row is long) have blocks of few rows, whose 64 parts are column ranges. Replacement is least
-recently used over blocks; capacity is counted in bytes actually held.
+ones (S, P: one row is long) have blocks of few rows, whose 64 parts are column ranges.
+
+Replacement is least recently used, in sets: lines are hashed to sets of ``ways`` lines, so of a block whose reuse
+distance is x times the capacity the share P(Poisson(ways * x) < ways) is still there (Hill and Smith, "Evaluating
+associativity in CPU caches", 1989). Misses set in gradually where a fully associative cache would have a cliff.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 
 import numpy as np
 
 from simulator.problem import DTYPE_BYTES
 from simulator.program import Tensor
+from simulator.replay import BANDS, LAST_INSIDE, READ, access_tile
 
+#: Lines in a set of the L2, assumed for every GPU.
+WAYS = 16
 #: Tensors with rows longer than this many elements are tracked by columns.
 WIDE_COLS = 512
+
+
+def hit_shares(ways: int | None) -> list[float]:
+    """Share of a block still cached, by band of its reuse distance (bands as in :mod:`simulator.replay`)."""
+    if ways is None:
+        return [1.0] * (LAST_INSIDE + 1) + [0.0] * (BANDS - LAST_INSIDE - 1)
+    shares = [1.0]
+    for band in range(1, BANDS):
+        mean = ways * (0.35 + 0.1 * band)
+        term, total = exp(-mean), 0.0
+        for lines in range(ways):
+            total += term
+            term *= mean / (lines + 1)
+        shares.append(total)
+    return shares
 
 
 @dataclass
@@ -29,9 +51,16 @@ class L2:
     capacity: int
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], capacity_bytes: int, coarsen: dict[str, int] | None = None, wide_rows: int = 16) -> L2:
-        """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's blocks, by name; ``wide_rows``
-        are the rows of a wide tensor's block."""
+    def of(
+        cls,
+        tensors: dict[str, Tensor],
+        capacity_bytes: int,
+        coarsen: dict[str, int] | None = None,
+        wide_rows: int = 16,
+        ways: int | None = None,
+    ) -> L2:
+        """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's blocks, by name;
+        ``wide_rows`` are the rows of a wide tensor's block; ``ways`` ``None`` makes it fully associative."""
         rows, base = [], 0
         for tensor in tensors.values():
             if tensor.cols > WIDE_COLS:
@@ -44,9 +73,13 @@ class L2:
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
             base += tensor.heads * per_col * per_row
         n = base + 1
-        blocks = np.zeros((n, 6), np.int64)
+        blocks = np.zeros((n, 7), np.int64)
         blocks[:, :2] = -1
-        cache = (blocks, np.array([0, -1, -1, 0], np.int64))
+        state = np.zeros(3 + 3 * BANDS, np.int64)
+        state[:2] = -1
+        state[3 + BANDS : 3 + 2 * BANDS] = -1
+        state[3 + 2 * BANDS :] = [round(1e6 * share) for share in hit_shares(ways)]
+        cache = (blocks, state)
         counters = np.zeros((4, len(tensors)), np.int64)
         shape = np.array(rows, np.int64).reshape(-1, 9)
         return cls(list(tensors), shape, cache, counters, int(capacity_bytes))
@@ -62,8 +95,6 @@ class L2:
 
     def warm_up(self, names) -> None:
         """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""
-        from simulator.replay import READ, access_tile
-
         for name in names:
             t = self.names.index(name)
             heads, rows, cols = (int(x) for x in self.shape[t, :3])

@@ -76,6 +76,9 @@ class Physics:
     kernel_ramp_us: float = _parameter(
         1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
     )
+    next_kernel_ramp_us: float = _parameter(
+        1.0, 0.0, 4.0, "us", "start-up and drain of a call's further kernels, which partly overlap the one before"
+    )
     tma_setup_us: float = _parameter(
         2.0, 0.0, 6.0, "us", "further start-up of a kernel with TMA: descriptors, barriers, warp specialisation"
     )

@@ -15,10 +15,16 @@ from numba import njit
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: neighbours in order of use, mask of parts present, bytes held, bytes modified, tensor
-_PREV, _NEXT, _PRESENT, _HELD, _DIRTY, _OWNER = 0, 1, 2, 3, 4, 5
-# indices into the scalar state of the cache
-_USED, _HEAD, _TAIL, _WRITTEN_BACK = 0, 1, 2, 3
+# columns of the cache's blocks: neighbours in order of use, mask of parts present, bytes held, bytes modified, tensor,
+# band of reuse distance
+_PREV, _NEXT, _PRESENT, _HELD, _DIRTY, _OWNER, _BAND = 0, 1, 2, 3, 4, 5, 6
+# indices into the scalar state of the cache: ends of the list of blocks, bytes written back, then by band the bytes
+# in it, its oldest block and its hits in a million
+_HEAD, _TAIL, _WRITTEN_BACK = 0, 1, 2
+BANDS = 13
+_BYTES, _OLDEST, _HITS = 3, 3 + BANDS, 3 + 2 * BANDS
+#: The band that ends at the cache's capacity; band 0 ends at 0.4 of it, each further one 0.1 later.
+LAST_INSIDE = 6
 # rows of the byte counters
 _SM_READ, _SM_WRITE, _HBM_READ, _HBM_WRITE = 0, 1, 2, 3
 
@@ -32,8 +38,12 @@ def _popcount(x):
 
 
 @njit(cache=True)
-def _unlink(block, blocks, scal):
-    before, after = blocks[block, _PREV], blocks[block, _NEXT]
+def _remove(block, blocks, scal):
+    """Take ``block`` out of the list and out of its band."""
+    before, after, band = blocks[block, _PREV], blocks[block, _NEXT], blocks[block, _BAND]
+    if scal[_OLDEST + band] == block:
+        scal[_OLDEST + band] = before if before >= 0 and blocks[before, _BAND] == band else -1
+    scal[_BYTES + band] -= blocks[block, _HELD]
     if before >= 0:
         blocks[before, _NEXT] = after
     else:
@@ -49,11 +59,52 @@ def _push_front(block, blocks, scal):
     head = scal[_HEAD]
     blocks[block, _PREV] = -1
     blocks[block, _NEXT] = head
+    blocks[block, _BAND] = 0
     if head >= 0:
         blocks[head, _PREV] = block
     else:
         scal[_TAIL] = block
     scal[_HEAD] = block
+    if scal[_OLDEST] < 0:
+        scal[_OLDEST] = block
+
+
+@njit(cache=True)
+def _age(from_band, capacity, blocks, scal, counters):
+    """Move blocks to later bands until every band ends where it should; the last one's overflow is forgotten.
+
+    ``from_band`` and earlier bands may have grown. Modified bytes go to HBM when their block leaves the capacity.
+    """
+    reach = 0
+    for band in range(BANDS):
+        reach += scal[_BYTES + band]
+        limit = capacity * (4 + band) // 10
+        moved = False
+        while reach > limit:
+            victim = scal[_OLDEST + band]
+            if victim < 0:
+                break
+            moved = True
+            held = blocks[victim, _HELD]
+            reach -= held
+            if band == LAST_INSIDE:
+                counters[_HBM_WRITE, blocks[victim, _OWNER]] += blocks[victim, _DIRTY]
+                scal[_WRITTEN_BACK] += blocks[victim, _DIRTY]
+                blocks[victim, _DIRTY] = 0
+            if band == BANDS - 1:
+                _remove(victim, blocks, scal)
+                blocks[victim, _HELD] = 0
+                blocks[victim, _PRESENT] = 0
+                continue
+            before = blocks[victim, _PREV]
+            scal[_OLDEST + band] = before if before >= 0 and blocks[before, _BAND] == band else -1
+            scal[_BYTES + band] -= held
+            blocks[victim, _BAND] = band + 1
+            scal[_BYTES + band + 1] += held
+            if scal[_OLDEST + band + 1] < 0:
+                scal[_OLDEST + band + 1] = victim
+        if band >= from_band and not moved:
+            break
 
 
 @njit(cache=True)
@@ -61,10 +112,8 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
-    A block that holds bytes is in the list of blocks by use.
-
-    Least recently used blocks are evicted until ``capacity`` holds, modified bytes going to the counter of HBM
-    writes of their tensor.
+    A block that holds bytes is in the list of blocks by use, which reaches beyond the capacity: how far back a block
+    was used decides what share of it is still there.
     """
     none = np.uint64(0)
     have = np.uint64(blocks[block, _PRESENT])
@@ -79,31 +128,28 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
             new_bytes = 0
         elif overlap != none:
             new_bytes = size - size * _popcount(overlap) // _popcount(mask)
+    band = 0
+    lost = 0
     if held > 0:
-        if scal[_HEAD] != block:
-            _unlink(block, blocks, scal)
-            _push_front(block, blocks, scal)
-    else:
-        _push_front(block, blocks, scal)
-        blocks[block, _OWNER] = owner
-    blocks[block, _PRESENT] = np.int64(have | mask)
+        band = blocks[block, _BAND]
+        again = size - new_bytes
+        lost = again - again * scal[_HITS + band] // 1_000_000
     new_bytes = min(new_bytes, limit - held)
-    blocks[block, _HELD] += new_bytes
-    scal[_USED] += new_bytes
+    if held > 0 and scal[_HEAD] == block:
+        scal[_BYTES + band] += new_bytes
+    else:
+        if held > 0:
+            _remove(block, blocks, scal)
+        else:
+            blocks[block, _OWNER] = owner
+        _push_front(block, blocks, scal)
+        scal[_BYTES] += held + new_bytes
+    blocks[block, _HELD] = held + new_bytes
+    blocks[block, _PRESENT] = np.int64(have | mask)
     if is_write:
-        blocks[block, _DIRTY] = min(blocks[block, _DIRTY] + size, blocks[block, _HELD])
-    while scal[_USED] > capacity:
-        victim = scal[_TAIL]
-        if victim < 0:
-            break
-        _unlink(victim, blocks, scal)
-        scal[_USED] -= blocks[victim, _HELD]
-        counters[_HBM_WRITE, blocks[victim, _OWNER]] += blocks[victim, _DIRTY]
-        scal[_WRITTEN_BACK] += blocks[victim, _DIRTY]
-        blocks[victim, _HELD] = 0
-        blocks[victim, _DIRTY] = 0
-        blocks[victim, _PRESENT] = 0
-    return new_bytes
+        blocks[block, _DIRTY] = min(blocks[block, _DIRTY] + size, held + new_bytes)
+    _age(band if new_bytes == 0 else BANDS, capacity, blocks, scal, counters)
+    return new_bytes + lost
 
 
 @njit(cache=True)

@@ -9,7 +9,7 @@ from simulator.clock import Activity, loaded_clock_hz
 from simulator.confidence import with_confidence
 from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
 from simulator.errors import InputError
-from simulator.memory import L2
+from simulator.memory import L2, WAYS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
 from simulator.problem import L2_STATES, TIMINGS, AttentionProblem
@@ -118,9 +118,11 @@ def run_program(
             # an idle GPU waits for the host to launch each kernel
             start_us = max(start_us, (index + 1) * physics.host_launch_us)
         run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions, event_budget or EVENT_BUDGET)
-        time_us = run.cycles / clock_hz * 1e6 + physics.kernel_ramp_us
-        if uses_tma(kernel):
-            time_us += physics.tma_setup_us
+        # the first kernel of a call starts on an idle GPU with cold instructions; later ones are queued behind it
+        ramp_us = physics.next_kernel_ramp_us if index else physics.kernel_ramp_us
+        if uses_tma(kernel) and not any(uses_tma(k) for k in program.kernels[:index]):
+            ramp_us += physics.tma_setup_us
+        time_us = run.cycles / clock_hz * 1e6 + ramp_us
         total_cycles += time_us * clock_hz / 1e6
         kernels.append(_kernel_result(kernel, run, l2, profile, clock_hz, start_us, time_us))
         start_us += time_us
@@ -178,7 +180,7 @@ def new_cache(program: Program, profile: Profile, physics: Physics, budget: int 
             if access.loops and not access.is_write:
                 name = access.tile.tensor.name
                 coarsen[name] = min(coarsen.get(name, chunk), chunk)
-    return L2.of(program.tensors(), capacity, coarsen, wide_rows)
+    return L2.of(program.tensors(), capacity, coarsen, wide_rows, WAYS)
 
 
 def _run_at_its_clock(
