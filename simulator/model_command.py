@@ -14,7 +14,8 @@ import typer
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
-    from simulator.model_run import ModelRun, Simulator
+    from simulator.model_run import ModelRun
+    from simulator.model_times import Simulator
     from simulator.model_zoo import TransformerModel
 
 #: Batches and contexts of the tables of ``--decode``; the asked ones are added.
@@ -90,7 +91,7 @@ def model(
         raise InputError("model: --training, --prefill and --decode exclude each other; give one of them")
     if dtype not in DTYPES:
         raise InputError(f"--dtype: {dtype!r} is not modelled for whole models; use {' or '.join(DTYPES)}")
-    from simulator.model_run import Simulator
+    from simulator.model_times import Simulator
     from simulator.model_zoo import load_model
     from simulator.options import RunOptions
 
@@ -98,7 +99,7 @@ def model(
     profile = RunOptions(overrides=tuple(overrides or ())).profile(gpu)
     simulator = Simulator(profile, dtype)
     kind = "decode" if decode else "prefill" if prefill else "training"
-    length = context if decode else seqlen or min(2048, chosen.max_positions)
+    length = context if decode else min(2048, chosen.max_positions) if seqlen is None else seqlen
     first = attention or _best_attention(profile, kind)
 
     def run(which: str) -> ModelRun:

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from simulator.errors import UnsupportedError
 from simulator.model_programs import decode_attention
-from simulator.model_run import ModelRun, Simulator, decode, prefill, read_weights
+from simulator.model_run import ModelRun, decode, prefill, read_weights
+from simulator.model_times import Simulator
 from simulator.model_zoo import TransformerModel
 from simulator.problem import DTYPE_BYTES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simulator.model_programs import RECOMPUTE, Training
-from simulator.model_styles import F, H
+from simulator.model_shape import F, H
 from simulator.model_zoo import TransformerModel
 from simulator.problem import DTYPE_BYTES
 from simulator.profile import Profile

@@ -14,7 +14,7 @@ from algorithms import algorithm_module, default_implementation
 from algorithms.common import ceil_div
 from simulator.errors import InputError
 from simulator.model_kernels import Gemm, Stream, TorchSoftmax
-from simulator.model_styles import F, H, Op, Shape, Style
+from simulator.model_shape import F, H, Op, Shape, Style
 from simulator.model_zoo import Linear, TransformerModel
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from simulator.errors import InputError
 from simulator.model_memory import largest_batch, least_recompute
 from simulator.model_programs import Training
-from simulator.model_run import ModelRun, Simulator, train
-from simulator.model_styles import Shape, style_of
+from simulator.model_run import ModelRun, train
+from simulator.model_shape import Shape
+from simulator.model_styles import style_of
+from simulator.model_times import Simulator
 from simulator.model_zoo import TransformerModel, load_model
 from simulator.profile import Profile, load_profile
 from simulator.published import published_directory

@@ -8,166 +8,31 @@ FLOP convention (``tflops``, ``mfu``): the model's, not the hardware's. In train
 12 x layers x heads x head_dim x seqlen a token for attention, not halved for a causal mask and without what is
 recomputed (Narayanan et al. 2021, arXiv:2104.04473, without checkpointing; as the FlashAttention papers count); a
 masked-language loss counts the tokens that it looks at. In a forward pass 2 FLOP a weight that is multiplied by
-(embeddings are not) plus 4 x layers x heads x head_dim x keys a query, the mask not halved. ``mfu`` divides by the dense
-peak of the datasheet; ``hfu`` is what the tensor cores execute, skipped tiles left out and recomputation included.
+(embeddings are not) plus 4 x layers x heads x head_dim x keys a query, the mask not halved. ``mfu`` divides by the
+dense peak of the datasheet; ``hfu`` is what the tensor cores execute: without skipped tiles, with recomputation.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from algorithms import build_program
-from algorithms.common import ceil_div
-from algorithms.kernels_gemm import GemmKernel
 from simulator.errors import InputError
-from simulator.model_gemms import choose_gemm
-from simulator.model_kernels import Gemm, Stream, TorchSoftmax, gemm_program, softmax_program, stream_program
 from simulator.model_memory import Memory, inference_memory, least_recompute, training_memory
 from simulator.model_programs import (
     MASKED_TOKENS_SHARE,
-    AttentionCall,
-    Spec,
     Training,
-    Work,
     decode_works,
     has_dropout,
     prefill_works,
     training_works,
 )
-from simulator.model_styles import Shape, style_of
+from simulator.model_shape import Shape
+from simulator.model_styles import style_of
+from simulator.model_times import Line, Simulator
 from simulator.model_zoo import TransformerModel
-from simulator.physics import Physics
 from simulator.problem import AttentionProblem
-from simulator.profile import Profile
-from simulator.program import Program
-from simulator.simulation import Conditions, run_program
 
-#: Events of one kernel's replay: a step has some forty distinct kernels.
-EVENT_BUDGET = 30_000
-ATTENTION_EVENT_BUDGET = 60_000
-#: Waves of the shorter of two products from which a longer one's time is extended.
-WAVES = 8
-#: Inner length by split of the shorter of two products from which one with a longer sum is extended.
-INNER = 2048
-#: Rows of the shorter of two softmaxes from which a longer one is extended: few enough that the replay takes each CTA
-#: by itself (CTAs taken together would seem to lose their row from L2 between its passes).
-SOFTMAX_ROWS = 6144
 LAUNCHES = ("graph", "eager")
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """One launch (or one attention call): time, kernels launched, FLOPs by tensor cores, HBM bytes, limiter."""
-
-    time_us: float
-    launches: int
-    flops: float
-    hbm_bytes: float
-    limiter: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """One kernel of a run with its share: ``count`` launches of ``each``."""
-
-    work: Work
-    each: KernelTime
-
-    @property
-    def time_us(self) -> float:
-        """Time of all of them."""
-        return self.each.time_us * self.work.count
-
-
-class Simulator:
-    """Simulates specs on one GPU, equal ones once."""
-
-    def __init__(self, gpu: Profile, dtype: str = "bf16"):
-        self.gpu, self.dtype = gpu, dtype
-        self.physics = _own_bandwidth(gpu, Physics.from_calibration(gpu.calibration_parameters))
-        self._known: dict[object, KernelTime] = {}
-
-    def time(self, spec: Spec) -> KernelTime:
-        """What one launch of ``spec`` takes, the gap before it included."""
-        if spec not in self._known:
-            parts = _long(spec, self.gpu)
-            if parts is None:
-                budget = ATTENTION_EVENT_BUDGET if isinstance(spec, AttentionCall) else EVENT_BUDGET
-                self._known[spec] = self._simulate(self._program(spec), budget)
-            else:
-                name, short, choice = parts
-                specs = [replace(spec, **{name: n}) for n in (short, 2 * short)]
-                times = [self._simulate(self._program(s, choice), EVENT_BUDGET) for s in specs]
-                self._known[spec] = _extended(*times, getattr(spec, name) / short - 2.0)
-        return self._known[spec]
-
-    def _simulate(self, program: Program, budget: int) -> KernelTime:
-        result = run_program(program, self.gpu, Conditions("cold", "kernel"), self.physics, budget)
-        return KernelTime(
-            result.time_us + self.physics.graph_gap_us,
-            len(program.kernels),
-            result.work["matmul"],
-            float(result.hbm_read_bytes + result.hbm_write_bytes + result.dirty_bytes_at_end),
-            result.limiter,
-        )
-
-    def lines(self, works: list[Work]) -> tuple[Line, ...]:
-        """Every work with its time."""
-        return tuple(Line(work, self.time(work.spec)) for work in works)
-
-    def _program(self, spec: Spec, choice: tuple[GemmKernel, int] | None = None) -> Program:
-        if isinstance(spec, Stream):
-            return stream_program(spec, self.dtype)
-        if isinstance(spec, Gemm):
-            return gemm_program(spec, self.gpu, self.dtype, choice)
-        if isinstance(spec, TorchSoftmax):
-            return softmax_program(spec, self.gpu)
-        program = build_program(spec.algorithm, spec.problem, self.gpu)
-        if spec.products_only:
-            kept = tuple(k for k in program.kernels if "gemm" in k.name)
-            program = replace(program, kernels=kept)
-        return program
-
-
-def _long(spec: Spec, gpu: Profile) -> tuple[str, int, tuple[GemmKernel, int] | None] | None:
-    """For a product or softmax of very many equal waves, or a product of very long rows: the field of the spec that is
-    long, a length of it which (with twice that) stands for all of it, and the kernel that the whole product gets."""
-    if isinstance(spec, TorchSoftmax):
-        short = ceil_div(SOFTMAX_ROWS, spec.rows)
-        return ("matrices", short, None) if spec.matrices >= 4 * short else None
-    if not isinstance(spec, Gemm):
-        return None
-    kernel, splits = choose_gemm(spec.rows, spec.columns, spec.inner, spec.batch, gpu)
-    short = splits * INNER
-    if spec.inner >= 4 * short:
-        return "inner", short, (kernel, splits)
-    slots = gpu.num_sms * kernel.ctas_per_sm
-    tiles_per_row = ceil_div(spec.columns, kernel.tile_columns) * splits * spec.batch
-    short = ceil_div(WAVES * slots, tiles_per_row * kernel.cluster_rows) * kernel.cluster_rows * kernel.tile_rows
-    return ("rows", short, (kernel, splits)) if spec.rows >= 4 * short else None
-
-
-def _extended(short: KernelTime, longer: KernelTime, steps: float) -> KernelTime:
-    """``longer`` with ``steps`` more of what it has beyond ``short``."""
-
-    def more(name: str) -> float:
-        a, b = getattr(short, name), getattr(longer, name)
-        return b + steps * (b - a)
-
-    return KernelTime(more("time_us"), longer.launches, more("flops"), more("hbm_bytes"), longer.limiter)
-
-
-def _own_bandwidth(gpu: Profile, physics: Physics) -> Physics:
-    """``physics`` with the sustained HBM bandwidth that was measured on this very GPU, where its profile has one.
-
-    Most kernels beside attention and GEMMs are streams; a share carried over from another GPU would move them all.
-    """
-    read, copy = gpu.hbm_sustained_read_bytes_per_s, gpu.hbm_sustained_copy_bytes_per_s
-    if not read or not copy:
-        return physics
-    # a copy alternates: its time a byte is the mean of a read's and a write's
-    penalty = max(0.0, 2.0 * read / copy - 2.0)
-    return replace(physics, hbm_read_efficiency=read / gpu.hbm_bandwidth_bytes_per_s, hbm_write_penalty=penalty)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def print_swap(console: Console, swap: Swap) -> None:
     share = f"{slow.attention_share:.3f}"
     console.print(
         f"Amdahl: attention is {slow.attention_share:.1%} of the step with {slow.attention}, so "
-        f"1 / ((1 - {share}) + {share} / {three_digits(swap.attention_speedup)}) = {three_digits(swap.amdahl)}x, and at most {three_digits(swap.limit)}x with attention for free.",
+        f"1 / ((1 - {share}) + {share} / {three_digits(swap.attention_speedup)}) = {three_digits(swap.amdahl)}x, "
+        f"and at most {three_digits(swap.limit)}x with attention for free.",
         highlight=False,
     )
     if abs(swap.amdahl / swap.speedup - 1.0) > 0.02:
