@@ -1,0 +1,149 @@
+"""Computes the tables of README's section on validation, from data in the repository.
+
+    python notebooks/readme_numbers.py            prints every table
+    python notebooks/readme_numbers.py --write    puts them into README.md
+    python notebooks/readme_numbers.py h100 a100  only these
+
+Takes some minutes on two cores: it predicts every judged and published row. Needs iosim.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from simulator.atomic_write import write_text
+from simulator.calibrate_command import on_side, read_split
+from simulator.validation import compare_with, read_measurements, summarise
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ROOT / "hardware_profiles" / "measurements" / "h200_sxm"
+PUBLISHED = ROOT / "hardware_profiles" / "published"
+#: Files of published rows, by the GPU that they were taken on.
+SOURCES = {
+    "fa3_h100_fwd.csv": "H100",
+    "fa3_h100_bwd.csv": "H100",
+    "fa3_h100_fp8_fwd.csv": "H100",
+    "fa2_h100_fwd_bwd.csv": "H100",
+    "fa1_paper_a100.csv": "A100 40 GB",
+    "fa2_a100_fwd_bwd.csv": "A100 80 GB",
+    "flash_decoding_a100.csv": "A100 80 GB",
+    "fa2_b200.csv": "B200",
+}
+JOBS = os.cpu_count() or 1
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others numbers."""
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def per_cent(fraction: float, signed: bool = False) -> str:
+    """``fraction`` in per cent with one digit."""
+    return f"{100 * fraction:+.1f}" if signed else f"{100 * fraction:.1f}"
+
+
+def errors_by(errors: pd.DataFrame, column: str, by: Sequence[str]) -> list[list[str]]:
+    """One line a group: its names, n, mean, median, p90 and signed mean of the error in ``column``."""
+    return [
+        [*(str(row[name]) for name in by), str(row["n"])]
+        + [per_cent(row[name]) for name in ("mean", "median", "p90")]
+        + [per_cent(row["signed"], signed=True)]
+        for _, row in summarise(errors, column, by).iterrows()
+    ]
+
+
+def h200() -> str:
+    """Errors on the judging families of our own measurements, which no fit has read."""
+    frame = read_measurements([OURS / "timed_run1.csv", OURS / "counters_run1.csv"])
+    frame = on_side(frame, read_split(OURS / "split.csv"), "judge")
+    frame["pass"] = frame["pass"].replace("", "fwd")
+    errors = compare_with(frame, "h200_sxm", JOBS)
+    rows = []
+    for passes, title in (("fwd", "forward"), ("bwd", "backward")):
+        own = errors[errors["pass"] == passes]
+        for column, what in (("error_time", "time"), ("error_hbm", "HBM bytes"), ("error_l2_read", "L2 to SM")):
+            lines = errors_by(own, column, ["algorithm"])
+            lines += [["all", *line] for line in errors_by(own, column, [])] if len(lines) > 1 else []
+            rows += [[f"{title}, {what}", *line] for line in lines]
+    failed = errors["error"].fillna("") != ""
+    left_out = f"\n\n{failed.sum()} of {len(errors)} rows are not predicted and are in no mean." if failed.any() else ""
+    return markdown(["H200", "algorithm", "n", "mean %", "median %", "p90 %", "signed %"], rows) + left_out
+
+
+def published() -> str:
+    """Errors of time against published rows, by source and algorithm."""
+    rows = []
+    for name, gpu in SOURCES.items():
+        errors = published_errors(name)
+        rows += [[name.removesuffix(".csv"), gpu, *line] for line in errors_by(errors, "error_time", ["algorithm"])]
+    return markdown(["file", "GPU", "algorithm", "n", "mean %", "median %", "p90 %", "signed %"], rows)
+
+
+def h100() -> str:
+    """Measured and predicted TFLOP/s of FA2 and FA3 forward on an H100, head dim 128."""
+    return side_by_side(published_errors("fa3_h100_fwd.csv"), ["fa2", "fa3"], "fwd")
+
+
+def a100() -> str:
+    """Measured and predicted TFLOP/s of unfused attention, FA1 and FA2, forward + backward, on an A100, head dim 128."""
+    return side_by_side(published_errors("fa2_a100_fwd_bwd.csv"), ["standard", "fa1", "fa2"], "fwd_bwd")
+
+
+def published_errors(name: str) -> pd.DataFrame:
+    """Every row of a published file with its prediction; each file is predicted once."""
+    if name not in _PREDICTED:
+        print(f"predicting {name}", file=sys.stderr, flush=True)
+        _PREDICTED[name] = compare_with(read_measurements([PUBLISHED / name]), None, JOBS)
+    return _PREDICTED[name]
+
+
+_PREDICTED: dict[str, pd.DataFrame] = {}
+
+
+def side_by_side(errors: pd.DataFrame, algorithms: Sequence[str], passes: str) -> str:
+    """TFLOP/s measured / predicted by mask and length, under the source's FLOP convention."""
+    own = errors[(errors["head_dim"] == "128") & (errors["pass"] == passes) & errors["error_time"].notna()]
+    own = own.assign(
+        queries=own["seqlen_q"].astype(int),
+        measured=own["measured_tflops"].astype(float),
+        predicted=own["measured_tflops"].astype(float) / (1 + own["error_time"]),
+    )
+    rows = []
+    for (causal, queries), shape in own.groupby(["causal", "queries"]):
+        cells = []
+        for algorithm in algorithms:
+            found = shape[shape["algorithm"] == algorithm]
+            pairs = [f"{m:.0f} / {p:.0f}" for m, p in zip(found["measured"], found["predicted"], strict=True)]
+            cells.append("; ".join(pairs) or "–")
+        rows.append(["causal" if causal == "1" else "full", str(queries), *cells])
+    return markdown(["mask", "N", *algorithms], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"h200": h200, "h100": h100, "a100": a100, "published": published}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables named (all by default); with ``--write`` also replace them in README.md."""
+    names = [name for name in arguments if name != "--write"] or list(TABLES)
+    readme = ROOT / "README.md"
+    for name in names:
+        table = TABLES[name]()
+        print(f"{name}\n{table}\n", flush=True)
+        if "--write" in arguments:
+            text = readme.read_text(encoding="utf-8")
+            place = re.compile(rf"<!-- numbers: {name} -->\n.*?<!-- end -->", re.DOTALL)
+            if len(place.findall(text)) != 1:
+                raise SystemExit(f"README.md: needs one place '<!-- numbers: {name} --> ... <!-- end -->'")
+            before, after = place.split(text)[0], place.split(text)[-1]
+            write_text(readme, f"{before}<!-- numbers: {name} -->\n{table}\n<!-- end -->{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
