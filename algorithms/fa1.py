@@ -24,7 +24,7 @@ from algorithms.common import (
     row_vectors,
 )
 from algorithms.counted import spread_over_matmuls
-from algorithms.fa1_schedule import KINDS, Schedule, schedule_for, work_tiles
+from algorithms.fa1_schedule import KINDS, Schedule, interleaved, schedule_for, work_tiles
 from algorithms.passes import forward_backward
 from algorithms.standard import expand_heads
 from algorithms.standard_ops import beyond
@@ -95,10 +95,11 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     o, o_old, out = Buffer("O", br, d), Buffer("O_old", br, d), Buffer("O_out", br, d, t["O"].dtype)
     m, m_old, total, l_old, alpha, lse = row_vectors(br, "m", "m_old", "l", "l_old", "alpha", "lse")
     statistics_bytes = br * s.warps * 4
+    step_blocks = s.slices if interleaved(problem, s) else 1
     kept = 1.0 - problem.dropout
 
     def rows_of(kind: str):
-        return var(KINDS[kind][0]) + var("i") * (s.slices * br)
+        return var(KINDS[kind][0]) + var("i") * (step_blocks * br)
 
     def fetch(kind: str) -> Loop:
         row, (_, first, _last) = rows_of(kind), KINDS[kind]

@@ -84,12 +84,23 @@ def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -
     return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix)
 
 
+#: Row steps of a launch (heads x row blocks x key blocks) up to which slices are interleaved as the kernel does it.
+INTERLEAVED_STEPS = 100_000
+
+
+def interleaved(problem: AttentionProblem, s: Schedule) -> bool:
+    """Whether slice ``z`` takes row blocks ``z``, ``z + slices``, ... as the kernel does. In long launches it takes a
+    run of as many neighbouring ones instead: the same counts and bytes, and no gaps to slow a coarse replay."""
+    steps = ceil_div(problem.seqlen_q, s.rows) * ceil_div(problem.seqlen_k, s.keys)
+    return s.slices == 1 or problem.batch * problem.heads * steps <= INTERLEAVED_STEPS
+
+
 def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, np.ndarray]:
     """Coordinates of the work tiles (CTA, key block) such that slot ``x`` runs its CTA's key blocks one after another.
 
     CTAs come in launch order (batch fastest, then head, then slice) and take slots in turn. Row blocks ``z``,
-    ``z + slices``, ... belong to slice ``z``. With a causal mask (bottom right) key block ``j`` begins at its diagonal,
-    and a row block is final, stored in the output's dtype, at the last key block that it sees.
+    ``z + slices``, ... belong to slice ``z`` (but see :func:`interleaved`). With a causal mask (bottom right) key block
+    ``j`` begins at its diagonal, and a row block is final, stored in the output's dtype, at the last key block it sees.
     """
     p = problem
     row_blocks, key_blocks = ceil_div(p.seqlen_q, s.rows), ceil_div(p.seqlen_k, s.keys)
@@ -109,26 +120,32 @@ def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, 
             return np.zeros_like(block)
         return np.clip(np.where(block == 0, 0, (block * s.keys - shift) // s.rows), 0, row_blocks)
 
-    def own(at: np.ndarray) -> np.ndarray:
-        """The first row block of the slice at or after ``at``."""
-        return at + (z - at) % s.slices
-
     start = first_row_block(j)
-    end_final = first_row_block(j + 1) if p.causal else np.zeros_like(j)
-    end_final = np.where(j == key_blocks - 1, row_blocks, end_final)
+    middle = first_row_block(j + 1) if p.causal else np.zeros_like(j)
+    middle = np.where(j == key_blocks - 1, row_blocks, middle)
+    every_other = interleaved(p, s)
 
-    def count(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        return np.where(real, np.maximum(0, -((own(low) - high) // s.slices)), 0)
+    def share(low: np.ndarray, high: np.ndarray, turn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First row block and number of row blocks of the slice in ``low .. high``."""
+        if every_other:
+            first = low + (z - low) % s.slices
+            count = -((first - high) // s.slices)
+        else:
+            first, end = (low + (high - low) * t // s.slices for t in (turn, turn + 1))
+            count = end - first
+        return first * s.rows, np.where(real, np.maximum(count, 0), 0)
 
-    final, below = count(start, end_final), count(end_final, np.full_like(j, row_blocks))
+    # few row blocks are final at a key block: runs of them go to the slices in turn
+    final_row, final = share(start, middle, (z + j) % s.slices)
+    below_row, below = share(middle, np.full_like(j, row_blocks), z)
     busy = real & (final + below > 0)
     flat = np.where(busy, batch * p.heads + head, -1)
     return {
         "q_head": flat,
         "kv_head": flat,
         "key_row": j * s.keys,
-        "final_row": own(start) * s.rows,
-        "below_row": own(end_final) * s.rows,
+        "final_row": final_row,
+        "below_row": below_row,
         "n_only": np.where(j == 0, final, 0),
         "n_final": np.where(j == 0, 0, final),
         "n_first": np.where(j == 0, below, 0),

@@ -8,6 +8,7 @@ those of a few rows are taken together.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,6 +45,8 @@ CTA_ROWS = 16
 CTA_THREADS = 1024
 CTA_ELEMENTS = 8192
 
+MOST_CTAS = 2_000_000
+MOST_LAUNCHES = 8
 #: Chunks of a row by pass, where a row is too long to be kept: maximum, sum, output.
 PASSES = ("n_max", "n_sum", "n_output")
 
@@ -78,6 +81,12 @@ def _row_kernel(name: str, k: RowKernel, ops, heads: int, rows: int, gpu: Profil
     )
 
 
+def _at_most_ctas(k: RowKernel, rows: int) -> RowKernel:
+    """``k``, or beyond :data:`MOST_CTAS` with several real CTAs' rows in one, so that the grid stays a list one can
+    hold (scores of terabytes, which no GPU stores)."""
+    return replace(k, rows_per_cta=k.rows_per_cta * ceil_div(rows, k.rows_per_cta * MOST_CTAS))
+
+
 def _reduction(k: RowKernel) -> list:
     """A block-wide reduction: warps meet twice around a table of one value each."""
     if not k.block_reductions:
@@ -95,6 +104,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
 
     A row without any visible key gives zeros (PyTorch gives NaN there).
     """
+    k = _at_most_ctas(k, s_in.heads * s_in.rows)
     rows, cols, dtype = k.rows_per_cta, s_in.cols, s_in.dtype
     head, row = var("q_head"), var("row0")
     m, m_old, total, one = (Buffer(name, rows) for name in ("m", "m_old", "l", "one"))
@@ -154,6 +164,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
 
 def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gpu: Profile) -> Kernel:
     """dS = dP*P - P * rowsum(dP*P), row by row; ``dpp`` holds the product dP*P."""
+    k = _at_most_ctas(k, p_in.heads * p_in.rows)
     rows, cols, dtype = k.rows_per_cta, p_in.cols, p_in.dtype
     head, row = var("q_head"), var("row0")
     total = Buffer("total", rows)
@@ -192,7 +203,8 @@ def elementwise(
     (``""``: one matrix for all heads); a tensor of one row gives it to every row. ``params(row, col)`` are the
     operation's parameters.
 
-    PyTorch cuts what exceeds 32-bit offsets into ``k.launches`` launches: one kernel each, over equal shares.
+    PyTorch cuts what exceeds 32-bit offsets into ``k.launches`` launches: one kernel each, over equal shares; beyond
+    :data:`MOST_LAUNCHES` of them, each over more than 2 GiB, several are taken together.
     """
     heads = out.heads if heads is None else heads
     cols = out.cols
@@ -218,10 +230,11 @@ def elementwise(
         Store(View(result), tile(out, var("q_head"), row, rows)),
     ]
     coords = row_coordinates(heads, out.rows, rows)
-    edges = np.linspace(0, len(coords["row0"]), k.launches + 1).astype(np.int64)
+    launches = min(k.launches, MOST_LAUNCHES)
+    edges = np.linspace(0, len(coords["row0"]), launches + 1).astype(np.int64)
     return [
         Kernel(
-            name if k.launches == 1 else f"{name}_{part}",
+            name if launches == 1 else f"{name}_{part}",
             (Role("warps0", body, warps=CTA_THREADS // 32),),
             {coord: values[low:high] for coord, values in coords.items()},
             (),

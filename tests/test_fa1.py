@@ -9,7 +9,7 @@ import pytest
 
 from algorithms import build_program
 from algorithms.fa1_backward import backward_schedule, key_blocks_in_parallel
-from algorithms.fa1_schedule import KINDS, schedule_for, work_tiles
+from algorithms.fa1_schedule import KINDS, interleaved, schedule_for, work_tiles
 from simulator import AttentionProblem, load_profile, simulate
 from simulator.errors import UnsupportedError
 from simulator.measure.fa1_triton import schedule_in_numpy
@@ -138,6 +138,24 @@ def test_every_visible_pair_of_blocks_is_worked_on_once(lengths, slices, slots):
         first, final = (("n_only", "n_first"), ("n_only", "n_final"))
         assert [kind in first for _, kind in visits] == [j == 0 for j in seen]
         assert [kind in final for _, kind in visits] == [j == seen[-1] for j in seen]
+
+
+def test_long_launches_share_rows_in_runs_of_the_same_size():
+    problem = AttentionProblem(heads=2, seqlen_q=16384, head_dim=64, causal=True)
+    s = dataclasses.replace(schedule_for(problem, "flash_attn_1", A100), slices=13)
+    assert not interleaved(problem, s)
+    runs, row_blocks = work_tiles(problem, s, 32), 16384 // s.rows
+    counts = {kind: runs[kind].sum() for kind in KINDS}
+    # every row block is final once, and meets all earlier key blocks before
+    assert counts["n_only"] + counts["n_final"] == 2 * row_blocks
+    blocks_per_key = s.keys // s.rows
+    assert sum(counts.values()) == 2 * sum(r // blocks_per_key + 1 for r in range(row_blocks))
+    short = problem.with_(seqlen_q=1024, seqlen_k=1024)
+    assert interleaved(short, s)
+    # a CTA's work differs by less than two row blocks a key block from its neighbour's
+    steps = sum(runs[kind] for kind in KINDS)
+    by_slice = np.bincount(np.arange(len(steps)) % 32, steps, 32)[:26]
+    assert by_slice.max() - by_slice.min() < 0.05 * by_slice.mean()
 
 
 def test_slices_fill_the_sms():

@@ -203,6 +203,13 @@ def test_peak_memory_is_quadratic():
     assert build(problem.with_(causal=True)).live_bytes == 2 * score + 4 * row + 2048 * 2048 * 2
 
 
+def test_what_does_not_fit_memory_is_refused():
+    huge = AttentionProblem(heads=32, seqlen_q=65536)
+    with pytest.raises(UnsupportedError, match="out of memory: the score matrix alone needs 275 GB"):
+        build(huge)
+    assert build_program("standard", huge, H100, hypothetical=True).live_bytes > H100.hbm_bytes
+
+
 # Time ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
