@@ -72,20 +72,33 @@ def require(
         check_files(csv_file)
     profile = conditions.profile(gpu)
     bench = bench_for(asked, problem, profile, conditions, hypothetical)
-    today = asked.value(bench.scaled("l2_bytes", 1.0))
+    try:
+        today, why_not = asked.value(bench.result({})), ""
+    except InputError as error:
+        # more of something may be just what lets it run
+        today, why_not = None, str(error)
     answers = []
     with counting("parameters", len(keys)) as count:
         for key in keys:
             answers.append(required(bench, key, asked))
             count()
-    _print(asked, today, answers, profile, bench.problem)
+    if today is None and all(answer.factor is None for answer in answers):
+        raise InputError(why_not)
+    _print(asked, today, why_not, answers, profile, bench.problem)
     if csv_file is not None:
         _write_csv(csv_file, asked, answers)
     if axes:
         _draw(plot, bench, axes, asked, profile)
 
 
-def _print(target: Target, today: float, answers: list[Answer], profile: Profile, problem: AttentionProblem) -> None:
+def _print(
+    target: Target,
+    today: float | None,
+    why_not: str,
+    answers: list[Answer],
+    profile: Profile,
+    problem: AttentionProblem,
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -95,8 +108,11 @@ def _print(target: Target, today: float, answers: list[Answer], profile: Profile
 
     console = Console(highlight=False)
     console.print(f"[bold]Problem[/]: {problem_text(problem)}")
-    met = "meets it" if today <= target.limit else "misses it"
-    title = f"Target: {target.text}. {profile.name} {met}: {target.shown(today)}"
+    if today is None:
+        now = f"cannot run it: {why_not}"
+    else:
+        now = f"{'meets' if today <= target.limit else 'misses'} it: {target.shown(today)}"
+    title = f"Target: {target.text}. {profile.name} {now}"
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for heading in ("parameter", "today", "needed", "factor", "then", "limited by"):
         table.add_column(heading, justify="left" if heading == "parameter" else "right")

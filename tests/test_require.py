@@ -177,6 +177,15 @@ def test_the_command_answers_and_draws(tmp_path, capsys, monkeypatch):
     assert row["key"] == HBM and row["factor"] == ""
 
 
+def test_what_lets_a_kernel_run_at_all_is_an_answer(capsys, monkeypatch):
+    """FA3 with too little SMEM for its tile: the least SMEM that makes it run within the target."""
+    monkeypatch.setenv("COLUMNS", "200")
+    small = ["--heads", "4", "--seqlen", "512", "--set", "sram_per_sm=100KiB", "--parameters", "sram"]
+    assert main(["require", *small, "--target", "fa3 <= 1ms"]) == 0
+    shown = capsys.readouterr().out
+    assert "cannot run it" in shown and "SMEM size" in shown and "not reachable" not in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
