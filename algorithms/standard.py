@@ -149,7 +149,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
     scores = score_tensor(problem, "S").bytes
     if scores > gpu.hbm_bytes and not hypothetical:
         raise UnsupportedError(
-            f"out of memory: the score matrix alone needs {scores / 1e9:.0f} GB, {gpu.name} has {gpu.hbm_bytes / 1e9:.0f} GB"
+            f"out of memory: the score matrix alone needs {scores / 1e9:.0f} GB, "
+            f"{gpu.name} has {gpu.hbm_bytes / 1e9:.0f} GB"
         )
     if problem.pass_ == "fwd":
         return build_forward(problem, gpu, substitutions)
