@@ -101,6 +101,7 @@ def _print(
 ) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from simulator.sensitivity import PARAMETERS
@@ -112,7 +113,8 @@ def _print(
         now = f"cannot run it: {why_not}"
     else:
         now = f"{'meets' if today <= target.limit else 'misses'} it: {target.shown(today)}"
-    title = f"Target: {target.text}. {profile.name} {now}"
+    # a changed GPU's name has brackets, which rich would take for a style
+    title = escape(f"Target: {target.text}. {profile.name} {now}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for heading in ("parameter", "today", "needed", "factor", "then", "limited by"):
         table.add_column(heading, justify="left" if heading == "parameter" else "right")
@@ -126,7 +128,7 @@ def _print(
     console.print(table)
     for answer in answers:
         if answer.why:
-            console.print(f"{PARAMETERS.get(answer.key, answer.key)}: {answer.why}")
+            console.print(escape(f"{PARAMETERS.get(answer.key, answer.key)}: {answer.why}"))
 
 
 def _quantity(key: str, value: float, profile: Profile) -> str:

@@ -140,6 +140,7 @@ class counting:
 def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from simulator.wording import problem_text, time_text
@@ -148,7 +149,8 @@ def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> Non
     console.print(f"[bold]Problem[/]: {problem_text(problem)}")
     for algorithm in dict.fromkeys(one.algorithm for one in found):
         own = [one for one in found if one.algorithm == algorithm]
-        title = f"{algorithm} on {gpu}: {time_text(own[0].base_us)}, limited by {own[0].limiter}"
+        # a changed GPU's name has brackets, which rich would take for a style
+        title = escape(f"{algorithm} on {gpu}: {time_text(own[0].base_us)}, limited by {own[0].limiter}")
         table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
         table.add_column("1 % more", justify="left")
         for heading in ("time, %", "HBM bytes, %", "L2 bytes, %", "limiter with less", "limiter with more"):
@@ -161,7 +163,7 @@ def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> Non
         console.print(table)
         for one in own:
             if one.note:
-                console.print(f"* {one.name}: {one.note}", style="dim")
+                console.print(escape(f"* {one.name}: {one.note}"), style="dim")
 
 
 def _elasticity(value: float) -> str:
