@@ -44,6 +44,14 @@ STAGES: tuple[Stage, ...] = (
         120,
     ),
     Stage(
+        "latencies",
+        ("elementwise_latency_cycles", "mma_sync_latency_cycles"),
+        _family("cta|length", "fa1"),
+        "time_at_clock",
+        "FA1: a chain of dependent steps on 16 rows, hundreds of times",
+        12,
+    ),
+    Stage(
         "sm, Ampere path",
         ("mma_sync_efficiency", "warp_issue_rate", "issue_efficiency", "cta_launch_cycles", "kernel_ramp_us"),
         _family("cta|wave|length", "fa2"),

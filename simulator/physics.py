@@ -27,6 +27,9 @@ class Physics:
     matmul_latency_cycles: float = _parameter(
         60.0, 0.0, 300.0, "cycles", "from the last tensor instruction of a batch to its result being usable"
     )
+    mma_sync_latency_cycles: float = _parameter(
+        120.0, 0.0, 400.0, "cycles", "the same for mma.sync, with its operands' way from shared memory"
+    )
     warp_issue_rate: float = _parameter(
         0.57, 0.3, 1.0, "fraction", "instructions per cycle that one warp alone on its sub-partition sustains"
     )
@@ -44,7 +47,7 @@ class Physics:
     )
     exp_efficiency: float = _parameter(0.95, 0.6, 1.0, "fraction", "sustained share of the special-function rate")
     elementwise_latency_cycles: float = _parameter(
-        25.0, 0.0, 200.0, "cycles", "dependent latency from one row-wise operation to the next"
+        80.0, 0.0, 250.0, "cycles", "dependent latency from one row-wise operation to the next"
     )
     barrier_latency_cycles: float = _parameter(
         30.0, 0.0, 200.0, "cycles", "from the last arrival at a named or memory barrier to the waiters going on"

@@ -82,7 +82,7 @@ class SmSpec:
             tensor_flop=profile.tensor_rate(path, dtype),
             tensor_efficiency=physics.wgmma_efficiency if wgmma else physics.mma_sync_efficiency,
             is_wgmma=wgmma,
-            matmul_latency=physics.matmul_latency_cycles,
+            matmul_latency=physics.matmul_latency_cycles if wgmma else physics.mma_sync_latency_cycles,
             warp_issue_rate=physics.warp_issue_rate,
             tensor_issue_share=physics.wgmma_issue_share if wgmma else physics.mma_sync_issue_share,
             elementwise_latency=physics.elementwise_latency_cycles,
