@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import time
+import resource
 from pathlib import Path
 
 import nbformat
@@ -21,6 +21,12 @@ def _builder():
 
 
 BUILDER = _builder()
+
+
+def processor_s() -> float:
+    """Processor seconds of this process's children that have ended (a notebook's kernel)."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def names(path: Path) -> str:
@@ -51,9 +57,10 @@ def test_committed_notebook_is_its_source_with_outputs(source: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=names)
 def test_notebook_runs_in_less_than_a_minute(source: Path):
-    started = time.perf_counter()
+    before = processor_s()
     notebook = BUILDER.run(BUILDER.notebook_of(source))
-    assert time.perf_counter() - started < 60
+    # processor time: what else runs on the machine does not count
+    assert 0.5 < processor_s() - before < 60
     printed = [o.text for cell in notebook.cells for o in cell.get("outputs", ()) if o.get("name") == "stderr"]
     assert not printed
 
