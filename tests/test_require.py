@@ -182,7 +182,7 @@ def test_what_lets_a_kernel_run_at_all_is_an_answer(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     small = ["--heads", "4", "--seqlen", "512", "--set", "sram_per_sm=100KiB", "--parameters", "sram"]
     assert main(["require", *small, "--target", "fa3 <= 1ms"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert (
         "h100_sxm[smem_bytes_per_sm=100KiB] cannot run it" in shown
         and "SMEM size" in shown
