@@ -20,6 +20,7 @@ REQUIRED = {
     "b200",
     "h100_2x_smem",
     "h100_half_hbm",
+    "h20",
 }
 
 
