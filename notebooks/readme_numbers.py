@@ -1,8 +1,8 @@
-"""Computes the tables of README's section on validation, from data in the repository.
+"""Computes every number in README: the outputs that it shows, and its tables of validation.
 
-    python notebooks/readme_numbers.py            prints every table
-    python notebooks/readme_numbers.py --write    puts them into README.md
-    python notebooks/readme_numbers.py h100 a100  only these
+    python notebooks/readme_numbers.py             prints them all
+    python notebooks/readme_numbers.py --write     puts them into README.md
+    python notebooks/readme_numbers.py h100 a100   only these
 
 Takes some minutes on two cores: it predicts every judged and published row. Needs iosim.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -92,7 +94,7 @@ def h100() -> str:
 
 
 def a100() -> str:
-    """Measured and predicted TFLOP/s of unfused attention, FA1 and FA2, forward + backward, on an A100, head dim 128."""
+    """Measured and predicted TFLOP/s of unfused attention, FA1 and FA2, both passes, on an A100, head dim 128."""
     return side_by_side(published_errors("fa2_a100_fwd_bwd.csv"), ["standard", "fa1", "fa2"], "fwd_bwd")
 
 
@@ -126,7 +128,30 @@ def side_by_side(errors: pd.DataFrame, algorithms: Sequence[str], passes: str) -
     return markdown(["mask", "N", *algorithms], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {"h200": h200, "h100": h100, "a100": a100, "published": published}
+def output(command: str, until: str = "") -> str:
+    """What ``iosim command`` prints, as a Markdown block, up to the line that contains ``until``."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "simulator.cli", *shlex.split(command)],
+        env=os.environ | {"COLUMNS": "110", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    lines = [line.rstrip() for line in ran.stdout.splitlines()]
+    if until:
+        lines = lines[: next(index for index, line in enumerate(lines) if until in line)]
+    return "```text\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n```"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "compare": lambda: output("compare --gpu h100_sxm"),
+    "why": lambda: output("why fa1 standard --gpu a100_sxm4_80gb", until="fa1  standard"),
+    "h200": h200,
+    "h100": h100,
+    "a100": a100,
+    "published": published,
+}
 
 
 def main(arguments: Sequence[str]) -> None:
