@@ -81,6 +81,7 @@ _BESIDE_COUNTS = frozenset({"mask", "mask_window", "dropout", "softcap"})
 #: Registers that a thread spills a key block in instantiations of their own at head dim 128: with a window, and for row
 #: counts that are no multiple of the tile (H200 counters: bytes written to L2 over CTAs and blocks).
 _SPILLED_WINDOW_128 = 32
+_SPILLED_CAUSAL_128 = 14
 _SPILLED_UNEVEN_128 = {False: 8, True: 9}
 
 
@@ -210,6 +211,12 @@ def roles(
             # fragment loads, addresses and predicates are issued between softmax and the products
             beyond = Instructions("softmax", residual_instructions(plain, counts.mix, elements))
             ops.insert(len(ops) - 2, beyond)
+            more = _SPILLED_WINDOW_128 - _SPILLED_CAUSAL_128 if problem.window is not None and d == 128 else 0
+            if more and "spill" in tensors:
+                # registers beyond those that the counted instructions spill: a store, later a load, both through L1
+                lanes, moved = 2.0 * more * 128, 4 * more * 128
+                ops.insert(len(ops) - 2, Instructions("spill", (("issue", lanes),)))
+                ops.insert(len(ops) - 2, Exchange("spill", moved, moved))
             if "spill" in tensors:
                 spilled = Buffer("spilled", 1, tensors["spill"].cols // sets)
                 where = tile(tensors["spill"], 0, var("slot"), 1, index * spilled.cols, spilled.cols)
