@@ -29,7 +29,7 @@ def measure(
     seed: Annotated[int, typer.Option(help="order of the timed cases")] = 1,
     deadline: Annotated[float, typer.Option(help="seconds after which no new case starts")] = 1e9,
 ) -> None:
-    """Measure attention kernels or the chip on this machine's GPU (needs the extra [measure])."""
+    """Measure attention kernels or the chip on this machine's GPU (needs the extra 'measure')."""
     try:
         _measure(
             cases,
