@@ -47,7 +47,7 @@ PROBLEM_OPTIONS: dict[str, tuple[Any, Any]] = {
     "causal": _option(bool, True, "--causal/--no-causal", "Mask the future, aligned to the last key."),
     "pass_": _option(str, "fwd", "--pass", "fwd, bwd or fwd_bwd."),
     "window": _option(str | None, None, "--window", "Sliding window left,right in keys; -1: unbounded."),
-    "mask": _option(str | None, None, "--mask", "An arbitrary mask, by kind."),
+    "mask": _option(str | None, None, "--mask", "A mask that the call reads: additive, bool or padding."),
     "dropout": _option(float, 0.0, "--dropout", "Dropout probability."),
     "softcap": _option(float, 0.0, "--softcap", "Soft cap of the scores (0: none)."),
     "num_splits": _option(int | None, None, "--num-splits", "Splits of the keys (default: the library's choice)."),
