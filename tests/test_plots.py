@@ -142,6 +142,14 @@ def test_roofline_draws_every_mark_in_its_algorithms_colour(profile, results):
     assert_inside(figure)
 
 
+def test_many_launches_have_room_for_their_labels(profile):
+    both = PROBLEM.with_(pass_="fwd_bwd")
+    figure, _ = plot_roofline([simulate(a, both, profile) for a in ("standard", "fa1", "fa2", "fa3")], [profile])
+    assert len({text for text, _ in boxes(figure) if text.startswith("standard ")}) > 6
+    assert_texts_keep_apart(figure)
+    assert_inside(figure)
+
+
 def test_measured_points_stand_beside_the_predicted_ones(profile, results, tmp_path):
     from simulator.plots.measured import measured_points
 

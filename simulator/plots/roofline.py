@@ -151,7 +151,16 @@ def plot_roofline(
     """
     rows = roofline_rows(results, profiles, measured) if rows is None else list(rows)
     gpus = list(dict.fromkeys(row["gpu"] for row in rows))
-    height = 4.3
+    # a line of the margin for each label: every ceiling, and every launch of an algorithm
+    labels = [
+        {
+            (r["kind"], r.get("path"), r.get("dtype"), r.get("algorithm"), r.get("kernel_index"))
+            for r in rows
+            if r["gpu"] == gpu
+        }
+        for gpu in gpus
+    ]
+    height = max(4.3, 1.4 + 0.17 * max(map(len, labels)))
     with picture_style():
         figure = new_figure(9.0, height * len(gpus) + 0.5)
         axes = figure.subplots(len(gpus), 1, squeeze=False)[:, 0]
@@ -230,7 +239,7 @@ def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float
             # above its line, one after another where two lines are close; the lowest one's below, where none runs
             below = value == min(spec.values())
             close = any(value < other < 3 * value for other in spec.values())
-            x = max(x_low, y_low / value) * (10 if close and not below else 1.3)
+            x = max(x_low, y_low / value) * (2.5 if below else 10 if close else 1.3)
             x = _free_place(x, value / (3.0 if below else 1.0), points)
             ax.annotate(
                 f"{level} {value / 1e12:.3g} TB/s", (x, x * value), xytext=(0, -4 if below else 3),
