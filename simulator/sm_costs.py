@@ -222,7 +222,10 @@ def compile_ops(ops, warps: int, spec: SmSpec) -> tuple:
         if stream:
             work, minimum, cause = _compute_work(stream, warps, spec)
             if work:
-                compiled.append(Timed("work", tuple(work), spec.elementwise_latency, minimum, cause))
+                # more than one warp on a sub-partition: the others' instructions hide the latency of each
+                busy = max(max(cycles for _, cycles in work), minimum)
+                latency = max(0.0, spec.elementwise_latency - busy * (1.0 - 1.0 / max(1.0, warps / 4)))
+                compiled.append(Timed("work", tuple(work), latency, minimum, cause))
             stream.clear()
 
     for op in ops:
