@@ -70,6 +70,7 @@ class _Row:
     case: Case
     target: float
     clock_mhz: float | None
+    family: str = ""
 
 
 def _number(row: Mapping[str, str], name: str) -> float:
@@ -98,7 +99,7 @@ def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, profile: Profil
             build_program(case.algorithm, case.problem, profile, case.implementation)
         except InputError:
             continue
-        found.append(_Row(case, target, clock if stage.target == "time_at_clock" else None))
+        found.append(_Row(case, target, clock if stage.target == "time_at_clock" else None, row.get("family", "")))
     if len(found) > stage.most_rows:
         keep = np.linspace(0, len(found) - 1, stage.most_rows).round().astype(int)
         found = [found[i] for i in keep]
@@ -235,10 +236,10 @@ def calibrate(
 
 
 def residual_cases(rows: Sequence[Mapping[str, str]], profile: Profile, physics: Physics):
-    """(algorithm, problem, predicted µs, measured µs) of every row that can be simulated, at the modelled clock."""
+    """(algorithm, problem, predicted µs, measured µs, family) of every row that can be simulated, at the modelled clock."""
     everything = Stage("residuals", (), lambda row: (row.get("timing") or "kernel") != "eager", "time", "", 10**9)
     for row in usable_rows(rows, everything, profile):
-        yield row.case.algorithm, row.case.problem, predicted(row, profile, physics, "time"), row.target
+        yield row.case.algorithm, row.case.problem, predicted(row, profile, physics, "time"), row.target, row.family
 
 
 def data_hash(paths: Iterable[str | Path]) -> str:

@@ -41,25 +41,51 @@ def shape_of(problem: AttentionProblem) -> dict[str, int]:
 
 
 def residual_bands(cases) -> dict:
-    """Bands and ranges of ``cases``: an iterable of (algorithm, problem, predicted µs, measured µs)."""
-    groups: dict[str, list[tuple[float, dict[str, int]]]] = {}
-    for algorithm, problem, predicted, measured in cases:
+    """Bands and ranges of ``cases``: an iterable of (algorithm, problem, predicted µs, measured µs, shape family).
+
+    A band is the 5th to 95th percentile of measured over predicted time, stretched about its middle until, family by
+    family, the band of the *other* families holds nine tenths of the left-out one: new shapes err more than old ones.
+    """
+    groups: dict[str, list[tuple[float, dict[str, int], str]]] = {}
+    for algorithm, problem, predicted, measured, family in cases:
         ratio = math.log(measured / predicted)
-        kind = kind_of(problem, predicted)
-        for key in (f"{algorithm}/{problem.pass_}/{kind}", f"{algorithm}/{problem.pass_}", "all"):
-            groups.setdefault(key, []).append((ratio, shape_of(problem)))
+        for key in (f"{algorithm}/{problem.pass_}/{kind_of(problem, predicted)}", f"{algorithm}/{problem.pass_}", "all"):
+            groups.setdefault(key, []).append((ratio, shape_of(problem), family))
     bands = {}
     for key, rows in sorted(groups.items()):
         if len(rows) < LEAST_ROWS and key != "all":
             continue
-        ratios = sorted(r for r, _ in rows)
-        entry: dict = {"n": len(rows), "low": round(math.exp(_quantile(ratios, 0.05)), 4)}
-        entry["high"] = round(math.exp(_quantile(ratios, 0.95)), 4)
+        stretch = _stretch([(ratio, family) for ratio, _, family in rows])
+        low, high = _band([ratio for ratio, _, _ in rows], stretch)
+        entry: dict = {"n": len(rows), "stretch": stretch, "low": round(math.exp(low), 4)}
+        entry["high"] = round(math.exp(high), 4)
         for name in _RANGES:
-            values = [shape[name] for _, shape in rows]
+            values = [shape[name] for _, shape, _ in rows]
             entry[name] = [min(values), max(values)]
         bands[key] = entry
     return bands
+
+
+def _band(ratios: list[float], stretch: float) -> tuple[float, float]:
+    ordered = sorted(ratios)
+    low, high = _quantile(ordered, 0.05), _quantile(ordered, 0.95)
+    middle = _quantile(ordered, 0.5)
+    return middle + stretch * (low - middle), middle + stretch * (high - middle)
+
+
+def _stretch(rows: list[tuple[float, str]]) -> float:
+    """The least stretch at which bands of the other families hold 90 % of the left-out families' rows."""
+    families = sorted({family for _, family in rows})
+    if len(families) < 2:
+        return 1.5
+    for stretch in (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0):
+        held = 0
+        for family in families:
+            low, high = _band([r for r, f in rows if f != family], stretch)
+            held += sum(low <= r <= high for r, f in rows if f == family)
+        if held >= 0.9 * len(rows):
+            return stretch
+    return 3.0
 
 
 def _quantile(ordered: list[float], q: float) -> float:

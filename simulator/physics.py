@@ -71,7 +71,7 @@ class Physics:
         0.946, 0.6, 1.0, "fraction", "sustained share of HBM spec bandwidth for pure reads"
     )
     hbm_write_penalty: float = _parameter(
-        0.4, 0.0, 0.6, "fraction", "extra HBM time per written byte relative to a read one (bus turnaround)"
+        0.3, 0.0, 0.6, "fraction", "extra HBM time per written byte relative to a read one (bus turnaround)"
     )
     memory_latency_factor: float = _parameter(
         1.35, 0.7, 2.5, "ratio", "loaded memory latency over the profile's idle latency"
