@@ -1,0 +1,564 @@
+"""The laws that every result obeys (DESIGN), over random hardware and problems; the cache's own laws beside them."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from algorithms import MODULES, algorithm_module
+from simulator import AttentionProblem, load_profile, simulate
+from simulator.device import occupancy
+from simulator.errors import InputError
+from simulator.memory import L2
+from simulator.overrides import apply_overrides, with_values
+from simulator.physics import Physics
+from simulator.program import Tensor
+from simulator.replay import LAST_INSIDE, READ, WRITE, access_tile
+from simulator.result import LIMITERS
+from simulator.sm_costs import SmSpec
+from simulator.traffic import sm_traffic
+
+
+def exists(algorithm: str) -> bool:
+    """Whether the module of ``algorithm`` is there (algorithms land one by one)."""
+    try:
+        algorithm_module(algorithm)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+ALGORITHMS = [name for name in MODULES if exists(name)]
+BASES = {name: load_profile(name) for name in ("a100_sxm4_80gb", "h100_sxm", "h200_sxm", "b200")}
+GPU = BASES["h200_sxm"]
+CLOCK_MHZ = 1500
+
+#: Hardware parameters that may be scaled at a fixed schedule, and by which factor they improve.
+RATES = {
+    "hbm_bandwidth_bytes_per_s": 2.0,
+    "l2_bandwidth_bytes_per_s": 2.0,
+    "exp_per_cycle_per_sm": 2.0,
+    "fma_per_cycle_per_sm": 2.0,
+    "alu_per_cycle_per_sm": 2.0,
+    "convert_per_cycle_per_sm": 2.0,
+    "smem_bandwidth_bytes_per_cycle_per_sm": 2.0,
+    "l2_to_sm_bandwidth_bytes_per_cycle_per_sm": 2.0,
+    "issue_slots_per_cycle_per_sm": 2.0,
+    "l2_latency_s": 0.5,
+    "hbm_latency_s": 0.5,
+}
+SIZES = ("l2_bytes", "num_sms")
+
+
+@st.composite
+def hardware(draw, bases=tuple(BASES)):
+    """A GPU that may not exist: a real one with every rate scaled between a quarter and four times."""
+    base = BASES[draw(st.sampled_from(bases))]
+    factors = {key: 2.0 ** draw(st.floats(-2, 2)) for key in (*RATES, *SIZES)}
+    values = {key: getattr(base, key) * factor for key, factor in factors.items()}
+    # a miss takes longer than a hit
+    values["hbm_latency_s"] = max(values["hbm_latency_s"], 1.1 * values["l2_latency_s"])
+    values["num_sms"] = max(1, round(values["num_sms"]))
+    return with_values(base, values, name="random")
+
+
+@st.composite
+def problems(draw):
+    """A problem of up to a few hundred thousand tile iterations."""
+    kv_heads = draw(st.sampled_from([1, 2, 5]))
+    seqlen_q = draw(st.one_of(st.integers(1, 300), st.integers(300, 5000)))
+    seqlen_k = draw(st.one_of(st.just(seqlen_q), st.integers(1, 5000)))
+    return AttentionProblem(
+        batch=draw(st.integers(1, 6)),
+        heads=kv_heads * draw(st.sampled_from([1, 4, 8])),
+        kv_heads=kv_heads,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        head_dim=draw(st.sampled_from([40, 64, 96, 128, 192, 256])),
+        dtype=draw(st.sampled_from(["fp16", "bf16"])),
+        causal=draw(st.booleans()),
+    )
+
+
+def run(algorithm: str, problem: AttentionProblem, gpu, **how):
+    """Simulate, or drop the example where the kernel does not take the problem."""
+    try:
+        return simulate(algorithm, problem, gpu, hypothetical=True, **how)
+    except InputError:
+        assume(False)
+
+
+def program(algorithm: str, problem: AttentionProblem, gpu):
+    """The program that :func:`run` times."""
+    from algorithms import build_program
+
+    return build_program(algorithm, problem, gpu, hypothetical=True)
+
+
+def laws(examples: int):
+    """Settings of a property with ``examples`` examples: reproducible, no deadline (the machine is shared)."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+
+
+# Bounds --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@laws(15)
+@given(problem=problems(), gpu=hardware())
+def test_no_run_beats_its_resources(algorithm, problem, gpu):
+    physics = Physics()
+    result = run(algorithm, problem, gpu, clock_mhz=CLOCK_MHZ, physics=physics)
+    kernels = program(algorithm, problem, gpu).kernels
+    clock_hz = CLOCK_MHZ * 1e6
+    assert len(kernels) == len(result.kernels)
+    for kernel, got in zip(kernels, result.kernels, strict=True):
+        seconds = got.time_us * 1e-6
+        spec = SmSpec.of(gpu, physics, kernel.path, kernel.compute_dtype)
+        sms = min(gpu.num_sms, kernel.ctas)
+        rates = {"exp": spec.exp, "fma": spec.fma, "alu": spec.alu, "convert": spec.convert}
+        if got.work["matmul"]:
+            rates["matmul"] = gpu.tensor_rate(kernel.path, _tensor_dtype(kernel))
+        for unit, rate in rates.items():
+            assert seconds >= got.work[unit] / rate / sms / clock_hz * 0.999, unit
+        hbm = (got.hbm_read_bytes + got.hbm_write_bytes) / gpu.hbm_bandwidth_bytes_per_s
+        # extrapolated launches count the drain of posted writes once
+        assert seconds >= hbm * 0.99
+        l2 = (got.l2_read_bytes + got.l2_write_bytes) / gpu.l2_bandwidth_bytes_per_s / physics.l2_bandwidth_fraction
+        assert seconds >= l2 * 0.99
+        assert got.ctas == kernel.ctas
+        assert 1 <= got.ctas_per_sm == occupancy(kernel, gpu)
+    assert result.time_us >= max(k.start_us + k.time_us for k in result.kernels) * 0.999999
+    assert result.executed_flops >= result.flops
+
+
+def _tensor_dtype(kernel) -> str:
+    return kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@laws(15)
+@given(
+    problem=problems(),
+    gpu=hardware(),
+    timing=st.sampled_from(["kernel", "graph", "eager"]),
+    l2_state=st.sampled_from(["cold", "warm"]),
+)
+def test_results_are_finite_named_and_add_up(algorithm, problem, gpu, timing, l2_state):
+    result = run(algorithm, problem, gpu, timing=timing, l2_state=l2_state)
+    numbers = json.loads(json.dumps(result.to_json()), parse_constant=lambda name: pytest.fail(f"{name} in a result"))
+    assert all(value >= 0 for value in _numbers({k: v for k, v in numbers.items() if k != "problem"}))
+    assert result.limiter in LIMITERS
+    assert set(result.waits) <= set(LIMITERS)
+    assert sum(result.waits.values()) == pytest.approx(1.0, abs=0.03)
+    assert result.time_us > 0 and math.isfinite(result.tflops)
+    for name in ("hbm_read_bytes", "hbm_write_bytes", "dirty_bytes_at_end", "l2_read_bytes", "l2_write_bytes", "flops"):
+        assert isinstance(getattr(result, name), int), name
+    for kernel in result.kernels:
+        assert sum(kernel.waits.values()) == pytest.approx(1.0, abs=0.03)
+
+
+def _numbers(data):
+    """Every number in nested plain data."""
+    if isinstance(data, dict):
+        for value in data.values():
+            yield from _numbers(value)
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _numbers(value)
+    elif isinstance(data, int | float) and not isinstance(data, bool):
+        yield data
+
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+def unique_bytes(kernels) -> tuple[dict[str, int], dict[str, int]]:
+    """Distinct bytes by tensor that ``kernels`` read before they were written, and that they write.
+
+    From the tiles of every CTA and iteration, each marked in a bitmap of its tensor. CTAs go one after another,
+    reads before writes: a CTA (FlashAttention-1's key block) may read what an earlier one wrote.
+    """
+    from simulator.accesses import kernel_accesses
+
+    seen: dict[str, np.ndarray] = {}
+    read: dict[str, int] = {}
+    written: dict[str, int] = {}
+    for kernel in kernels:
+        accesses = sorted(kernel_accesses(kernel), key=lambda access: access.is_write)
+        for cta in range(kernel.ctas):
+            env = {name: int(values[cta]) for name, values in kernel.coords.items()}
+            for access in accesses:
+                t = access.tile.tensor
+                size = t.bytes // (t.heads * t.rows * t.cols)
+                was_read, was_written = seen.setdefault(t.name, np.zeros((2, t.heads, t.rows, t.cols), bool))
+                for where in _rectangles(access, access.loops, env):
+                    if not access.is_write or access.accumulate:
+                        fresh = int((~(was_read[where] | was_written[where])).sum())
+                        was_read[where] = True
+                        read[t.name] = read.get(t.name, 0) + fresh * size
+                    if access.is_write:
+                        fresh = int((~was_written[where]).sum())
+                        was_written[where] = True
+                        written[t.name] = written.get(t.name, 0) + fresh * size
+    return tuple({name: count for name, count in found.items() if count} for found in (read, written))
+
+
+def _rectangles(access, loops, env):
+    """The clipped rectangle of ``access`` for every iteration of one CTA."""
+    if loops:
+        for i in range(max(0, int(loops[0].count.at(env)))):
+            yield from _rectangles(access, loops[1:], env | {loops[0].var: i})
+        return
+    place, t = access.tile, access.tile.tensor
+    head, row, col = (int(x.at(env)) for x in (place.head, place.row, place.col))
+    r0, r1, c0, c1 = max(row, 0), min(row + place.rows, t.rows), max(col, 0), min(col + place.cols, t.cols)
+    if 0 <= head < t.heads and r1 > r0 and c1 > c0:
+        yield head, slice(r0, r1), slice(c0, c1)
+
+
+SMALL = st.builds(
+    AttentionProblem,
+    batch=st.integers(1, 2),
+    heads=st.sampled_from([2, 4]),
+    kv_heads=st.sampled_from([1, 2]),
+    seqlen_q=st.integers(1, 500),
+    seqlen_k=st.integers(1, 500),
+    head_dim=st.sampled_from([64, 128]),
+    causal=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@laws(12)
+@given(problem=SMALL, l2_bytes=st.sampled_from([3e5, 2e6, 6e7]))
+def test_a_cold_run_reads_at_least_what_is_unique(algorithm, problem, l2_bytes):
+    gpu = with_values(GPU, {"l2_bytes": l2_bytes})
+    result = run(algorithm, problem, gpu, clock_mhz=CLOCK_MHZ)
+    got = {n: t.hbm_read_bytes for n, t in result.traffic_by_tensor().items()}
+    for name, unique in unique_bytes(program(algorithm, problem, gpu).kernels)[0].items():
+        assert got[name] >= unique, name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@laws(12)
+@given(problem=SMALL)
+def test_an_infinite_l2_moves_exactly_what_is_unique(algorithm, problem):
+    gpu = with_values(GPU, {"l2_bytes": 1e12})
+    result = run(algorithm, problem, gpu, clock_mhz=CLOCK_MHZ)
+    kernels = program(algorithm, problem, gpu).kernels
+    got = {n: t.hbm_read_bytes for n, t in result.traffic_by_tensor().items() if t.hbm_read_bytes}
+    read, written = unique_bytes(kernels)
+    assert got == read
+    assert result.hbm_write_bytes == 0
+    assert result.dirty_bytes_at_end == sum(written.values())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@laws(12)
+@given(problem=SMALL, l2_bytes=st.sampled_from([1e5, 1e6, 6e7]))
+def test_what_is_written_reaches_memory_or_stays_dirty(algorithm, problem, l2_bytes):
+    gpu = with_values(GPU, {"l2_bytes": l2_bytes})
+    result = run(algorithm, problem, gpu, clock_mhz=CLOCK_MHZ)
+    unique = sum(unique_bytes(program(algorithm, problem, gpu).kernels)[1].values())
+    assert unique <= result.hbm_write_bytes + result.dirty_bytes_at_end <= result.l2_write_bytes
+    assert result.dirty_bytes_at_end <= l2_bytes
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@laws(15)
+@given(problem=problems())
+def test_without_an_l2_memory_sees_what_the_sms_ask(algorithm, problem):
+    gpu = with_values(GPU, {"l2_bytes": 1})
+    result = run(algorithm, problem, gpu, clock_mhz=CLOCK_MHZ)
+    assert result.dirty_bytes_at_end == 0
+    assert result.hbm_read_bytes == result.l2_read_bytes
+    assert result.hbm_write_bytes == result.l2_write_bytes
+    exact: dict[str, list[int]] = {}
+    for kernel in program(algorithm, problem, gpu).kernels:
+        for name, moved in sm_traffic(kernel).items():
+            exact[name] = [a + b for a, b in zip(exact.get(name, [0, 0]), moved, strict=True)]
+    assert result.l2_read_bytes == sum(r for r, _ in exact.values())
+    assert result.l2_write_bytes == sum(w for _, w in exact.values())
+
+
+@laws(15)
+@given(problem=problems(), gpu=hardware(("h200_sxm",)))
+def test_bytes_between_sm_and_l2_do_not_depend_on_rates_or_caches(problem, gpu):
+    # SMs decide occupancy and spills; everything else may change at will
+    gpu = with_values(gpu, {"num_sms": GPU.num_sms})
+    for algorithm in ("fa2", "fa3"):
+        here, there = (run(algorithm, problem, g, clock_mhz=CLOCK_MHZ) for g in (GPU, gpu))
+        assert here.l2_read_bytes == there.l2_read_bytes
+        assert here.l2_write_bytes == there.l2_write_bytes
+
+
+@laws(10)
+@given(problem=problems())
+def test_a_warm_l2_reads_no_more_than_a_cold_one(problem):
+    for algorithm in ("fa2", "fa3"):
+        cold, warm = (run(algorithm, problem, GPU, clock_mhz=CLOCK_MHZ, l2_state=state) for state in ("cold", "warm"))
+        assert warm.hbm_read_bytes <= cold.hbm_read_bytes
+        assert warm.l2_read_bytes == cold.l2_read_bytes
+        assert warm.time_us <= 1.01 * cold.time_us
+
+
+# Monotonicity --------------------------------------------------------------------------------------------------------
+#: Arbitration may cost 1 %. Two effects go beyond it, in few designs. List scheduling of unequal CTAs (FA2's causal
+#: grid) has Graham's anomalies: a CTA that ends earlier moves a long one to another slot. And warpgroups that share
+#: pipes equally have two steady states, in step or out of step; a faster unit may tip them into the slower one.
+ARBITRATION = 1.01
+MOST_ANOMALIES = 0.12
+WORST_ANOMALY = 1.25
+
+
+def random_designs(seed: int, count: int):
+    """``count`` pairs of a problem and a GPU, and a random generator to improve the GPU with."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        base = BASES[str(rng.choice(list(BASES)))]
+        values = {key: getattr(base, key) * 2.0 ** rng.uniform(-2, 2) for key in (*RATES, *SIZES)}
+        values["hbm_latency_s"] = max(values["hbm_latency_s"], 1.1 * values["l2_latency_s"])
+        kv_heads = int(rng.choice([1, 2, 5]))
+        seqlen_q = int(rng.integers(1, 4000))
+        yield (
+            AttentionProblem(
+                batch=int(rng.integers(1, 5)),
+                heads=kv_heads * int(rng.choice([1, 4, 8])),
+                kv_heads=kv_heads,
+                seqlen_q=seqlen_q,
+                seqlen_k=seqlen_q if rng.random() < 0.5 else int(rng.integers(1, 4000)),
+                head_dim=int(rng.choice([40, 64, 96, 128, 192, 256])),
+                causal=bool(rng.integers(2)),
+            ),
+            with_values(base, values, name="random"),
+            rng,
+        )
+
+
+def improved(gpu, key: str, factor: float):
+    """``gpu`` with one rate ``factor`` times better."""
+    if key == "tensor_rate":
+        return apply_overrides(gpu, {key: f"x{factor}"})
+    better = 1 / factor if RATES[key] < 1 else factor
+    return with_values(gpu, {key: getattr(gpu, key) * better}, name="random")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_improving_one_rate_never_slows_a_run(algorithm):
+    ratios = []
+    for problem, gpu, rng in random_designs(seed=11, count=30):
+        key = str(rng.choice([*RATES, "tensor_rate"]))
+        better = improved(gpu, key, 2.0 ** rng.uniform(0.1, 1.0))
+        if better.hbm_latency_s <= better.l2_latency_s:
+            continue
+        try:
+            before, after = (
+                simulate(algorithm, problem, g, hypothetical=True, clock_mhz=CLOCK_MHZ) for g in (gpu, better)
+            )
+        except InputError:
+            continue
+        assert after.l2_read_bytes == before.l2_read_bytes
+        ratios.append((after.time_us / before.time_us, key, problem))
+    slower = [r for r in ratios if r[0] > ARBITRATION]
+    assert len(ratios) > 15
+    assert len(slower) <= MOST_ANOMALIES * len(ratios), slower
+    assert max(r[0] for r in ratios) <= WORST_ANOMALY
+
+
+@pytest.mark.parametrize("key", [*RATES, "tensor_rate"])
+def test_on_the_gpu_that_exists_every_rate_helps_or_does_nothing(key):
+    """CTAs of equal length, or handed out longest first: no anomaly of list scheduling hides the rate's own effect."""
+    problem = AttentionProblem(batch=2, heads=16, kv_heads=4, seqlen_q=4096, head_dim=128)
+    for algorithm, causal in (("fa2", False), ("fa3", False), ("fa3", True)):
+        before = simulate(algorithm, problem.with_(causal=causal), GPU, clock_mhz=CLOCK_MHZ).time_us
+        for factor in (1.1, 1.3):
+            better = improved(GPU, key, factor)
+            after = simulate(algorithm, problem.with_(causal=causal), better, clock_mhz=CLOCK_MHZ).time_us
+            assert after <= ARBITRATION * before
+
+
+@laws(10)
+@given(problem=problems(), clock=st.integers(800, 1900))
+def test_a_faster_clock_never_slows_a_run(problem, clock):
+    for algorithm in ("fa2", "fa3"):
+        slow, fast = (run(algorithm, problem, GPU, clock_mhz=c) for c in (clock, clock * 1.1))
+        assert fast.time_us <= ARBITRATION * slow.time_us
+        assert fast.time_us >= slow.time_us / 1.1 * 0.99
+
+
+# The cache itself ----------------------------------------------------------------------------------------------------
+def cache_of(capacity: int, rows: int = 4096, block_rows: int = 64, ways: int | None = None) -> L2:
+    """An empty cache over one tensor of ``rows`` x 128 bf16, fully associative unless ``ways`` is given."""
+    return L2.of({"X": Tensor("X", 2, rows, 128, "bf16", block_rows=block_rows)}, capacity, ways=ways)
+
+
+def touch_rows(l2: L2, head: int, row: int, rows: int, write: bool = False) -> tuple[int, int]:
+    """Access full-width rows; returns (bytes, bytes missing)."""
+    return access_tile(
+        0, head, row, rows, 0, 128, WRITE if write else READ, l2.shape, l2.capacity, l2.cache, l2.counters
+    )
+
+
+TRACES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 63)), min_size=1, max_size=300)
+
+
+def reference_lru(trace, capacity_blocks: int) -> int:
+    """Misses of a textbook LRU."""
+    order: list = []
+    misses = 0
+    for block in trace:
+        if block in order:
+            order.remove(block)
+        else:
+            misses += 1
+            if len(order) == capacity_blocks:
+                order.pop(0)
+        order.append(block)
+    return misses
+
+
+@laws(150)
+@given(trace=TRACES, blocks=st.integers(1, 80))
+def test_the_cache_is_least_recently_used(trace, blocks):
+    size = 64 * 128 * 2
+    l2 = cache_of(blocks * size)
+    for head, block in trace:
+        touch_rows(l2, head, 64 * block, 64)
+    assert l2.counters[2, 0] == size * reference_lru(trace, blocks)
+    assert l2.counters[0, 0] == size * len(trace)
+
+
+@laws(150)
+@given(trace=TRACES, small=st.integers(1, 60), more=st.integers(0, 60), ways=st.sampled_from([None, 4, 16]))
+def test_a_larger_cache_never_misses_more(trace, small, more, ways):
+    """LRU has the stack property: what a small cache holds, a larger one holds too. In sets likewise: a block's
+    reuse distance is a smaller part of a larger cache."""
+    misses = []
+    for blocks in (small, small + more):
+        l2 = cache_of(blocks * 64 * 128 * 2, ways=ways)
+        for head, block in trace:
+            touch_rows(l2, head, 64 * block, 64)
+        misses.append(int(l2.counters[2, 0]))
+    assert misses[1] <= misses[0]
+
+
+ROW_RANGES = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(-70, 600), st.integers(1, 200), st.booleans()), min_size=1, max_size=120
+)
+
+
+@laws(200)
+@given(trace=ROW_RANGES, capacity=st.integers(0, 2_000_000), block_rows=st.sampled_from([1, 48, 64, 100, 176]))
+def test_bytes_are_conserved(trace, capacity, block_rows):
+    """Held bytes fit the capacity; modified bytes are in memory or in the cache; nothing is negative."""
+    rows = 517
+    l2 = cache_of(capacity, rows, block_rows)
+    written = np.zeros((2, rows), bool)
+    asked = 0
+    for head, row, count, write in trace:
+        moved, missed = touch_rows(l2, head, row, count, write)
+        low, high = max(row, 0), max(0, min(row + count, rows))
+        asked += max(0, high - low) * 256
+        assert moved == max(0, high - low) * 256
+        assert 0 <= missed <= moved
+        if write:
+            written[head, low:high] = True
+        held, dirty, band = (l2.cache[0][:, column] for column in (3, 4, 6))
+        # the list of blocks by use reaches beyond the capacity; what is modified does not
+        assert 0 <= held[band <= LAST_INSIDE].sum() <= capacity
+        assert ((dirty == 0) | ((dirty <= held) & (band <= LAST_INSIDE))).all()
+    sm_read, sm_write, hbm_read, hbm_write = (int(x) for x in l2.counters[:, 0])
+    assert sm_read + sm_write == asked
+    assert hbm_read <= sm_read
+    assert hbm_write + l2.dirty_bytes <= sm_write
+    if capacity == 0:
+        assert (hbm_read, hbm_write, l2.dirty_bytes) == (sm_read, sm_write, 0)
+
+
+@laws(200)
+@given(cuts=st.sets(st.integers(1, 516), max_size=40), block_rows=st.sampled_from([1, 48, 64, 100, 176, 517]))
+def test_a_partition_of_a_tensor_is_read_exactly_once(cuts, block_rows):
+    rows = 517
+    l2 = cache_of(10**12, rows, block_rows)
+    edges = [0, *sorted(cuts), rows]
+    for low, high in pairwise(edges):
+        touch_rows(l2, 0, low, high - low)
+    assert l2.counters[2, 0] == rows * 256
+    # all of it is there now
+    for low, high in pairwise(edges):
+        assert touch_rows(l2, 0, low, high - low)[1] == 0
+
+
+# Determinism ---------------------------------------------------------------------------------------------------------
+_SCRIPT = """
+import json
+from simulator import simulate, load_profile, AttentionProblem as P
+gpu = load_profile("h200_sxm")
+for algorithm, problem in (
+    ("fa2", P(batch=2, heads=12, kv_heads=4, seqlen_q=3000, head_dim=128, causal=True)),
+    ("fa3", P(batch=2, heads=12, kv_heads=4, seqlen_q=3000, head_dim=64)),
+    ("fa3", P(batch=2, heads=12, kv_heads=4, seqlen_q=3000, head_dim=128, causal=True)),
+):
+    print(json.dumps(simulate(algorithm, problem, gpu).to_json()))
+"""
+
+
+def test_predictions_are_byte_identical_across_processes_and_hash_seeds():
+    outputs = set()
+    for seed in ("0", "1", "4242"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, env=environment, check=True)
+        outputs.add(done.stdout)
+    assert len(outputs) == 1
+    assert len(outputs.pop().splitlines()) == 3
+
+
+@laws(8)
+@given(problem=problems(), gpu=hardware())
+def test_a_second_run_in_the_process_is_the_same(problem, gpu):
+    for algorithm in ("fa2", "fa3"):
+        assert run(algorithm, problem, gpu).to_json() == run(algorithm, problem, gpu).to_json()
+
+
+# The design space ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_random_designs_never_crash():
+    """Hundreds of designs, rates changed by up to sixteen times: a result or one clear line, nothing else."""
+    rng = np.random.default_rng(2)
+    done = 0
+    for _ in range(250):
+        base = BASES[str(rng.choice(list(BASES)))]
+        factors = {k: 2.0 ** rng.uniform(-4, 4) for k in (*RATES, *SIZES)}
+        values = {k: max(1, getattr(base, k) * f) if k in SIZES else getattr(base, k) * f for k, f in factors.items()}
+        values["smem_bytes_per_sm"] = base.smem_bytes_per_sm * 2.0 ** rng.uniform(-2, 2)
+        kv_heads = int(rng.choice([1, 2, 8]))
+        problem = AttentionProblem(
+            batch=int(rng.integers(1, 9)),
+            heads=kv_heads * int(rng.choice([1, 2, 8])),
+            kv_heads=kv_heads,
+            seqlen_q=int(2 ** rng.uniform(0, 12)),
+            seqlen_k=int(2 ** rng.uniform(0, 13)),
+            head_dim=int(rng.choice([32, 64, 80, 128, 160, 256])),
+            causal=bool(rng.integers(2)),
+        )
+        algorithm = str(rng.choice(ALGORITHMS))
+        try:
+            gpu = with_values(base, values)
+            result = simulate(algorithm, problem, gpu, hypothetical=True)
+        except InputError as why:
+            assert str(why) and "\n" not in str(why)
+            continue
+        assert math.isfinite(result.time_us) and result.time_us > 0
+        assert min(result.hbm_read_bytes, result.hbm_write_bytes, result.dirty_bytes_at_end) >= 0
+        done += 1
+    assert done > 150
