@@ -236,7 +236,7 @@ def calibrate(
 
 
 def residual_cases(rows: Sequence[Mapping[str, str]], profile: Profile, physics: Physics):
-    """(algorithm, problem, predicted µs, measured µs, family) of every row that can be simulated, at the modelled clock."""
+    """(algorithm, problem, predicted µs, measured µs, family) of every row that can be simulated."""
     everything = Stage("residuals", (), lambda row: (row.get("timing") or "kernel") != "eager", "time", "", 10**9)
     for row in usable_rows(rows, everything, profile):
         yield row.case.algorithm, row.case.problem, predicted(row, profile, physics, "time"), row.target, row.family

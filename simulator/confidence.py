@@ -49,7 +49,8 @@ def residual_bands(cases) -> dict:
     groups: dict[str, list[tuple[float, dict[str, int], str]]] = {}
     for algorithm, problem, predicted, measured, family in cases:
         ratio = math.log(measured / predicted)
-        for key in (f"{algorithm}/{problem.pass_}/{kind_of(problem, predicted)}", f"{algorithm}/{problem.pass_}", "all"):
+        group = f"{algorithm}/{problem.pass_}"
+        for key in (f"{group}/{kind_of(problem, predicted)}", group, "all"):
             groups.setdefault(key, []).append((ratio, shape_of(problem), family))
     bands = {}
     for key, rows in sorted(groups.items()):
