@@ -35,6 +35,8 @@ def register(app: typer.Typer) -> None:
             frame = on_side(frame, read_split(split), side)
         if "pass" not in frame:
             frame["pass"] = "fwd"
+        if "gpu" in frame and frame["gpu"].nunique() > 1 and "gpu" not in by.split(","):
+            by = f"gpu,{by}"
         frame["pass"] = frame["pass"].replace("", "fwd")
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("predicting", total=len(frame))
@@ -55,10 +57,38 @@ def register(app: typer.Typer) -> None:
             console.print(f"{int(covered.sum())} rows could not be predicted; the first: {first_error}")
         if csv is not None:
             write_text(csv, errors.to_csv(index=False))
+        console.print(_remarks(errors))
         if plot is not None:
-            from simulator.plots.agreement import agreement_plot
+            from simulator.plots.agreement import agreement_rows, plot_agreement
+            from simulator.plots.rows import rows_csv
+            from simulator.plots.style import save_figure
 
-            agreement_plot(errors, plot)
+            rows = agreement_rows(errors)
+            save_figure(plot_agreement(rows)[0], plot)
+            write_text(plot.with_suffix(".csv"), rows_csv(rows))
+
+
+def _remarks(errors) -> str:
+    """Errors of short rows in microseconds, and how many measured times lie in their predicted 90 % interval."""
+    import pandas as pd
+
+    from simulator.validation import SHORT_US
+
+    measured = pd.to_numeric(errors["measured_time_us"], errors="coerce") if "measured_time_us" in errors else None
+    if measured is None:
+        return ""
+    predicted = pd.to_numeric(errors["time_us"], errors="coerce")
+    low, high = (pd.to_numeric(errors[name], errors="coerce") for name in ("time_low_us", "time_high_us"))
+    lines = []
+    short = (measured < SHORT_US) & predicted.notna()
+    if short.any():
+        off = (predicted - measured)[short]
+        lines.append(f"{int(short.sum())} rows under {SHORT_US:.0f} µs: mean error {off.abs().mean():.1f} µs")
+    known = low.notna() & measured.notna()
+    if known.any():
+        inside = ((measured >= low) & (measured <= high))[known].mean()
+        lines.append(f"{100 * inside:.0f} % of {int(known.sum())} measured times lie in their predicted 90 % interval")
+    return "\n".join(lines)
 
 
 def _table(summary, title: str, groups):
