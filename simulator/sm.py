@@ -70,10 +70,11 @@ class _Semaphore:
 class _Pending:
     """An operation under way on several pipes: over when its last part is, and some latency later usable."""
 
-    __slots__ = ("done_at", "env", "event", "latency", "parts")
+    __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts")
 
     def __init__(self, env: simpy.Environment, parts: int, latency: int, done_at: int | None = None):
         self.env, self.parts, self.latency, self.event, self.done_at = env, parts, latency, None, done_at
+        self.is_load = False
 
     def part_done(self) -> None:
         self.parts -= 1
@@ -240,6 +241,7 @@ class _RoleProcess:
             elif kind == "load_async":
                 done = sm.transfer(op.work, self.label)
                 self.tokens[op.key] = _Pending(env, 0, sm.latency, done)
+                self.tokens[op.key].is_load = True
             elif kind == "load":
                 done = sm.transfer(op.work, self.label) + sm.latency
                 yield env.timeout(done - start)
@@ -262,9 +264,12 @@ class _RoleProcess:
             elif kind == "signal":
                 cta.semaphore(op.key).give()
             if env.now > start:
-                self.waited[op.cause] += env.now - start
+                cause = op.cause
+                if kind == "await" and pending is not None and pending.is_load:
+                    cause = "memory"
+                self.waited[cause] += env.now - start
                 if sm.observer is not None:
-                    sm.observer("role:" + self.label, start, env.now, kind if kind != "work" else op.cause)
+                    sm.observer("role:" + self.label, start, env.now, kind if kind != "work" else cause)
 
     def _release(self, key: str) -> None:
         cta = self.cta
