@@ -17,6 +17,7 @@ from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop
 
 TICKS_PER_CYCLE = 64
+_PORT_OUT = PIPE_INDEX["port_out"]
 #: What a batch of asynchronous tensor instructions occupies in order of issue: the cores and their register traffic.
 _BATCHED = (PIPE_INDEX["tensor"], PIPE_INDEX["issue"])
 
@@ -245,6 +246,11 @@ class _RoleProcess:
             elif kind == "load":
                 done = sm.transfer(op.work, self.label) + sm.latency
                 yield env.timeout(done - start)
+            elif kind == "reduce":
+                queued = sm.free[_PORT_OUT] - start
+                if queued > 0:
+                    yield env.timeout(queued)
+                sm.transfer(op.work, self.label)
             elif kind == "store":
                 # posted, but the role is held while its data leaves the SM
                 yield env.timeout(sm.transfer(op.work, self.label) - start)

@@ -178,9 +178,9 @@ def _compile_op(op, warps: int, spec: SmSpec):
         kind = "load_pipe" if is_pipe else ("load_async" if op.token else "load")
         return Timed(kind, tuple(work), cause="memory", key=target.source.name if is_pipe else (op.token or ""))
     if isinstance(op, Store) and op.accumulate:
-        # reductions are acknowledged: the role waits while L2 takes them
+        # reductions are posted, but L2 takes them slowly: the next ones wait until the queue has drained
         cycles = op.into.bytes / spec.atomic_bytes
-        return Timed("store", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
+        return Timed("reduce", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
     if isinstance(op, Store):
         cycles = op.into.bytes / spec.port_bytes
         return Timed("store", ((PIPE_INDEX["port_out"], cycles),), cause="memory")
