@@ -16,6 +16,8 @@ from simulator.traffic import executed_work, program_traffic
 
 GPU = load_profile("h200_sxm")
 MIB = 2**20
+#: FA2 splits the keys of small grids, as the library does; closed forms are those of the kernel that does not.
+UNSPLIT = AttentionProblem(head_dim=128, num_splits=1)
 
 
 def exists(algorithm: str) -> bool:
@@ -55,7 +57,8 @@ def cluster_size(program) -> int:
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("seqlen_q,seqlen_k", [(1024, 1024), (1000, 1000), (333, 2049), (5, 700)])
 def test_q_once_o_once_and_k_v_once_per_row_block(algorithm, head_dim, seqlen_q, seqlen_k):
-    problem = AttentionProblem(batch=3, heads=4, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim)
+    problem = UNSPLIT.with_(batch=3, heads=4, kv_heads=4, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    problem = problem.with_(head_dim=head_dim, head_dim_v=head_dim)
     program = build_program(algorithm, problem, GPU)
     # the CTAs of a cluster fetch each tile once between them
     row_blocks = -(-seqlen_q // program.attributes["tile"][0]) // cluster_size(program)
@@ -72,7 +75,7 @@ def test_q_once_o_once_and_k_v_once_per_row_block(algorithm, head_dim, seqlen_q,
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("seqlen_q,seqlen_k", [(2048, 2048), (1000, 1500), (1500, 1000), (200, 3000)])
 def test_causal_reads_the_tiles_that_touch_the_diagonal(algorithm, seqlen_q, seqlen_k):
-    problem = AttentionProblem(heads=3, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=128, causal=True)
+    problem = UNSPLIT.with_(heads=3, kv_heads=3, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=True)
     program = build_program(algorithm, problem, GPU)
     rows, cols = program.attributes["tile"]
     read = 0
@@ -86,21 +89,22 @@ def test_causal_reads_the_tiles_that_touch_the_diagonal(algorithm, seqlen_q, seq
 
 
 def test_causal_approaches_half_the_bytes_from_above():
-    dense = AttentionProblem(heads=1, seqlen_q=32768, head_dim=128)
+    dense = UNSPLIT.with_(seqlen_q=32768, seqlen_k=32768)
     full, half = (traffic("fa2", p)["K"][0] for p in (dense, dense.with_(causal=True)))
     assert 0.5 < half / full < 0.51
 
 
 def test_gqa_reads_the_same_from_l2_and_less_from_memory():
-    many = AttentionProblem(batch=2, heads=16, kv_heads=16, seqlen_q=2048, head_dim=128)
+    many = UNSPLIT.with_(batch=2, heads=16, kv_heads=16, seqlen_q=2048, seqlen_k=2048)
     few = many.with_(kv_heads=2)
     for algorithm in ("fa2", "fa3"):
         assert tensors_only(traffic(algorithm, many)) == tensors_only(traffic(algorithm, few))
         assert build_program(algorithm, few, GPU).live_bytes < build_program(algorithm, many, GPU).live_bytes
         a, b = (simulate(algorithm, p, GPU, clock_mhz=1600) for p in (many, few))
         q, kv = matrix_bytes(32, 2048, 128), matrix_bytes(32, 2048, 128)
-        assert a.hbm_read_bytes == q + 2 * kv
-        assert b.hbm_read_bytes == q + 2 * kv // 8
+        # conflicts in L2's sets may cost a few per cent more than what is unique
+        assert q + 2 * kv <= a.hbm_read_bytes <= 1.05 * (q + 2 * kv)
+        assert q + 2 * kv // 8 <= b.hbm_read_bytes <= 1.05 * (q + 2 * kv // 8)
 
 
 def test_packed_gqa_reads_k_and_v_once_for_the_group():
@@ -122,7 +126,7 @@ def exponent(values, sizes) -> float:
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_bytes_without_a_cache_grow_with_the_square_of_n(algorithm):
     sizes = [4096, 8192, 16384]
-    problems = [AttentionProblem(heads=1, seqlen_q=n, head_dim=128) for n in sizes]
+    problems = [UNSPLIT.with_(seqlen_q=n, seqlen_k=n) for n in sizes]
     reads = [sum(r for r, _ in traffic(algorithm, p).values()) for p in problems]
     writes = [sum(w for _, w in tensors_only(traffic(algorithm, p)).values()) for p in problems]
     assert exponent(reads, sizes) == pytest.approx(2.0, abs=0.05)
@@ -133,7 +137,7 @@ def test_bytes_with_a_large_cache_grow_linearly():
     sizes = [4096, 8192, 16384]
     big = with_values(GPU, {"l2_bytes": 4e9})
     for algorithm in ("fa2", "fa3"):
-        results = [simulate(algorithm, AttentionProblem(heads=2, seqlen_q=n, head_dim=128), big) for n in sizes]
+        results = [simulate(algorithm, UNSPLIT.with_(seqlen_q=n, seqlen_k=n), big) for n in sizes]
         assert exponent([r.hbm_read_bytes for r in results], sizes) == pytest.approx(1.0, abs=1e-9)
         assert exponent([r.peak_memory_bytes for r in results], sizes) == pytest.approx(1.0, abs=0.01)
 
@@ -143,7 +147,7 @@ def test_bytes_grow_with_d_at_equal_tiles_and_as_d_squared_over_m_with_the_tile_
     tile half as tall (what half the SMEM would hold) reads K and V twice as often."""
     reads = {}
     for d in (64, 128, 256):
-        problem = AttentionProblem(heads=1, seqlen_q=8192, head_dim=d)
+        problem = UNSPLIT.with_(seqlen_q=8192, seqlen_k=8192, head_dim=d, head_dim_v=d)
         program = build_program("fa2", problem, GPU)
         reads[d] = program_traffic(program)["K"][0] * program.attributes["tile"][0]
     assert reads[128] == 2 * reads[64]
@@ -192,8 +196,9 @@ def test_gpt2_medium_unfused_moves_seventeen_times_as_much():
 def test_peak_memory_grows_linearly_when_fused_and_quadratically_when_not():
     sizes = [4096, 8192, 16384]
     for algorithm in ALGORITHMS:
-        # heads enough that no keys are split, so that no partial results are kept
-        problems = [AttentionProblem(batch=8, heads=64, seqlen_q=n, head_dim=64) for n in sizes]
+        # heads enough that the flash family splits no keys and keeps no partial results
+        batch = 1 if algorithm == "standard" else 128
+        problems = [AttentionProblem(batch=batch, heads=4, seqlen_q=n, head_dim=64) for n in sizes]
         slope = exponent([build_program(algorithm, p, GPU).live_bytes for p in problems], sizes)
         assert slope == pytest.approx(2.0 if algorithm == "standard" else 1.0, abs=0.1), algorithm
 
@@ -206,7 +211,7 @@ def test_ridge_is_spec_flops_over_spec_bandwidth():
 # Work ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_executed_work_is_the_padded_problem(algorithm):
-    problem = AttentionProblem(batch=2, heads=3, seqlen_q=1000, seqlen_k=900, head_dim=128)
+    problem = UNSPLIT.with_(batch=2, heads=3, kv_heads=3, seqlen_q=1000, seqlen_k=900)
     program = build_program(algorithm, problem, GPU)
     rows, cols = program.attributes["tile"]
     padded = -(-1000 // rows) * rows * -(-900 // cols) * cols
@@ -218,7 +223,7 @@ def test_executed_work_is_the_padded_problem(algorithm):
 
 
 def test_the_causal_work_is_half_and_the_diagonal():
-    problem = AttentionProblem(heads=1, seqlen_q=8192, head_dim=128, causal=True)
+    problem = UNSPLIT.with_(seqlen_q=8192, seqlen_k=8192, causal=True)
     program = build_program("fa2", problem, GPU)
     dense = executed_work(build_program("fa2", problem.with_(causal=False), GPU).kernels[0])
     ratio = executed_work(program.kernels[0])["matmul"] / dense["matmul"]
