@@ -25,6 +25,8 @@ ATTENTION_EVENT_BUDGET = 60_000
 WAVES = 8
 #: Inner length by split of the shorter of two products from which one with a longer sum is extended.
 INNER = 2048
+#: Kernels of unfused attention that a framework's own cut replaces; products and copies of K and V for GQA stay.
+REPLACED = ("softmax", "mask", "dp_times_p")
 #: Rows of the shorter of two softmaxes from which a longer one is extended: few enough that the replay takes each CTA
 #: by itself (CTAs taken together would seem to lose their row from L2 between its passes).
 SOFTMAX_ROWS = 6144
@@ -99,7 +101,7 @@ class Simulator:
             return softmax_program(spec, self.gpu)
         program = build_program(spec.algorithm, spec.problem, self.gpu)
         if spec.products_only:
-            kept = tuple(k for k in program.kernels if "gemm" in k.name)
+            kept = tuple(k for k in program.kernels if not k.name.startswith(REPLACED))
             program = replace(program, kernels=kept)
         return program
 

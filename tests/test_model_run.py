@@ -90,6 +90,20 @@ def test_products_of_unfused_attention_are_the_simulators_own(a100):
     forward = a100.time(next(c for c in calls if c.problem.pass_ == "fwd"))
     # both products in full: a causal mask saves the unfused one nothing
     assert forward.flops >= 2 * 2 * SMALL.heads * 1024 * 1024 * SMALL.head_dim
+    # Q K^T and P V (and, on some GPUs, the memset of a tile counter)
+    assert forward.launches < 5
+
+
+def test_grouped_heads_are_copied_before_the_products(a100):
+    """What a framework replaces is softmax and mask; K and V still go to every query head."""
+
+    def bytes_of(model):
+        t = training("megatron", "standard", batch=1, model=model, seqlen=512)
+        calls = (w.spec for w in training_works(t, A100) if isinstance(w.spec, AttentionCall))
+        return a100.time(next(c for c in calls if c.problem.pass_ == "fwd"))
+
+    grouped = bytes_of(LLAMA)
+    assert grouped.launches == bytes_of(LLAMA.model_copy(update={"kv_heads": LLAMA.heads})).launches + 2
 
 
 def test_a_stream_moves_its_bytes_at_no_more_than_the_memory_bandwidth(h200):
