@@ -116,6 +116,7 @@ def _bytes_table(entries: list[Entry]):
 def notes(profile: Profile, entries: list[Entry]) -> list[str]:
     """What the tables of one GPU cannot say: who cannot run and why, substitutions, warnings, what is not modelled."""
     lines = []
+    warned: dict[str, list[str]] = {}
     for entry in entries:
         if entry.result is None:
             hint = " (--hypothetical simulates it all the same)" if entry.lacking else ""
@@ -127,7 +128,11 @@ def notes(profile: Profile, entries: list[Entry]) -> list[str]:
         if r.peak_memory_bytes > profile.hbm_bytes:
             needs, has = scaled(r.peak_memory_bytes, "B"), scaled(profile.hbm_bytes, "B")
             lines.append(f"{entry.label} does not fit: it needs {needs}, {profile.name} has {has}")
-        lines += [f"{entry.label}: {warning}" for warning in r.warnings]
+        for warning in r.warnings:
+            warned.setdefault(warning, []).append(entry.label)
+    everyone = sum(entry.result is not None for entry in entries)
+    for warning, labels in warned.items():
+        lines.append(f"{'all' if len(labels) == everyone > 1 else ', '.join(labels)}: {warning}")
     if "tcgen05" in profile.capabilities:
         lines.append(
             f"{profile.name}'s native kernels (FA4: tcgen05 instructions, tensor memory) are not modelled yet; "
