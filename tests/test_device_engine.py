@@ -230,7 +230,8 @@ def test_where_everything_fits_order_does_not_matter():
     problem = AttentionProblem(heads=16, kv_heads=4, seqlen_q=8192, head_dim=128, causal=True)
     reads = {a: simulate(a, problem, GPU, clock_mhz=1600).hbm_read_bytes for a in ("fa2", "fa3")}
     unique = (16 + 2 * 4) * 8192 * 128 * 2
-    assert reads == {"fa2": unique, "fa3": unique}
+    # but for a few conflicts in L2's sets
+    assert all(unique <= read <= 1.05 * unique for read in reads.values())
 
 
 # The shortcuts -------------------------------------------------------------------------------------------------------

@@ -356,7 +356,8 @@ def improved(gpu, key: str, factor: float):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_improving_one_rate_never_slows_a_run(algorithm):
     ratios = []
-    for problem, gpu, rng in random_designs(seed=11, count=30):
+    # the tests of FA2 and FA3 are cheap, those of the others take seconds a design
+    for problem, gpu, rng in random_designs(seed=11, count=40 if algorithm in ("fa2", "fa3") else 16):
         key = str(rng.choice([*RATES, "tensor_rate"]))
         better = improved(gpu, key, 2.0 ** rng.uniform(0.1, 1.0))
         if better.hbm_latency_s <= better.l2_latency_s:
@@ -370,8 +371,8 @@ def test_improving_one_rate_never_slows_a_run(algorithm):
         assert after.l2_read_bytes == before.l2_read_bytes
         ratios.append((after.time_us / before.time_us, key, problem))
     slower = [r for r in ratios if r[0] > ARBITRATION]
-    assert len(ratios) > 15
-    assert len(slower) <= MOST_ANOMALIES * len(ratios), slower
+    assert len(ratios) > 8
+    assert len(slower) <= max(1, MOST_ANOMALIES * len(ratios)), slower
     assert max(r[0] for r in ratios) <= WORST_ANOMALY
 
 
