@@ -97,5 +97,5 @@ def _table(summary, title: str, groups):
     table = Table(*groups, "n", "mean", "median", "p90", "max", "signed", title=title)
     for _, row in summary.iterrows():
         values = [f"{100 * row[c]:.1f} %" for c in ("mean", "median", "p90", "max")]
-        table.add_row(*(str(row[g]) for g in groups), str(row["n"]), *values, f"{100 * row['signed']:+.1f} %")
+        table.add_row(*(str(row[g]) for g in groups), str(int(row["n"])), *values, f"{100 * row['signed']:+.1f} %")
     return table
