@@ -38,6 +38,8 @@ from simulator.tile_ops import work_of
 PIPES = ("tensor", "exp", "fp32", "alu", "issue", "smem", "port", "port_out")
 #: Pipes that serve transfers in order of arrival; the others are shared equally.
 TRANSFER_PIPES = ("port", "port_out")
+#: FLOP a cycle and SM that the register ports allow mma.sync (H200, micro_run1.csv mma_sync_bf16; the same elsewhere).
+MMA_SYNC_PORT_FLOP = 2550.0
 #: Parts of an operation below this share of its longest part hide in it and cost no event of their own.
 NEGLIGIBLE_SHARE = 0.05
 PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
@@ -70,6 +72,7 @@ class SmSpec:
     def of(cls, profile: Profile, physics: Physics, path: str, dtype: str) -> SmSpec:
         """The rates of ``profile``'s SM for tensor instructions of ``path`` on ``dtype`` operands."""
         wgmma = path != "mma_sync"
+        tensor_flop = profile.tensor_rate(path, dtype)
         return cls(
             fma=profile.fma_per_cycle_per_sm,
             alu=profile.alu_per_cycle_per_sm,
@@ -79,15 +82,24 @@ class SmSpec:
             smem_bytes=profile.smem_bandwidth_bytes_per_cycle_per_sm * physics.smem_efficiency,
             atomic_bytes=physics.atomic_bytes_per_cycle_per_sm,
             port_bytes=profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
-            tensor_flop=profile.tensor_rate(path, dtype),
+            tensor_flop=tensor_flop,
             tensor_efficiency=physics.wgmma_efficiency if wgmma else physics.mma_sync_efficiency,
             is_wgmma=wgmma,
             matmul_latency=physics.matmul_latency_cycles if wgmma else physics.mma_sync_latency_cycles,
             warp_issue_rate=physics.warp_issue_rate,
-            tensor_issue_share=physics.wgmma_issue_share if wgmma else physics.mma_sync_issue_share,
+            tensor_issue_share=physics.wgmma_issue_share if wgmma else _mma_sync_share(physics, tensor_flop),
             elementwise_latency=physics.elementwise_latency_cycles,
             barrier_latency=physics.barrier_latency_cycles,
         )
+
+
+def _mma_sync_share(physics: Physics, tensor_flop: float) -> float:
+    """Issue slots that mma.sync takes while the tensor cores are busy with it.
+
+    Its operands and accumulators pass through the registers' ports, which on an H200 is what bounds it
+    (``MMA_SYNC_PORT_FLOP``). Where the tensor cores themselves are slower, the ports are free in between.
+    """
+    return physics.mma_sync_issue_share * min(1.0, tensor_flop / MMA_SYNC_PORT_FLOP)
 
 
 @dataclass(frozen=True)
