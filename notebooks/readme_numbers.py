@@ -112,7 +112,7 @@ def published_errors(name: str) -> pd.DataFrame:
 
 
 def predicted(name: str, measured: Callable[[], pd.DataFrame], gpu: str | None) -> pd.DataFrame:
-    """``measured`` with predictions and errors: read from the folder of ``--from`` if it has ``name``, else computed."""
+    """``measured`` with predictions and errors: from the folder of ``--from`` if it has ``name``, else computed."""
     if name not in _PREDICTED:
         ready = _FOLDER[0] / name if _FOLDER else None
         if ready is not None and ready.exists():
