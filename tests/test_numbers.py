@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from algorithms import MODULES, algorithm_module, build_program
+from algorithms import MODULES, build_program
 from simulator import AttentionProblem, load_profile
 from simulator.accesses import sm_traffic
 from simulator.numbers import DeadlockError
@@ -34,16 +34,7 @@ GPU = load_profile("h200_sxm")
 STEP = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
-def exists(algorithm: str) -> bool:
-    """Whether the module of ``algorithm`` is there (algorithms land one by one)."""
-    try:
-        algorithm_module(algorithm)
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-ALGORITHMS = [name for name in MODULES if exists(name)]
+ALGORITHMS = list(MODULES)
 #: Problems by name: masks, odd lengths, GQA, head dims that are padded, rows that see no key.
 PROBLEMS = {
     "plain": AttentionProblem(batch=2, heads=2, seqlen_q=256, seqlen_k=384, head_dim=64),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from algorithms import MODULES, algorithm_module, build_program
+from algorithms import MODULES, build_program
 from simulator import AttentionProblem, load_profile, simulate
 from simulator.accesses import kernel_accesses, sm_traffic, tensor_table, written_tensors
 from simulator.errors import InputError
@@ -20,16 +20,7 @@ MIB = 2**20
 UNSPLIT = AttentionProblem(head_dim=128, num_splits=1)
 
 
-def exists(algorithm: str) -> bool:
-    """Whether the module of ``algorithm`` is there (algorithms land one by one)."""
-    try:
-        algorithm_module(algorithm)
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
-ALGORITHMS = [name for name in MODULES if exists(name)]
+ALGORITHMS = list(MODULES)
 
 
 def traffic(algorithm: str, problem: AttentionProblem, gpu=GPU) -> dict[str, tuple[int, int]]:
