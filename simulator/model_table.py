@@ -192,7 +192,17 @@ def print_published(console: Console, rows: list[Row]) -> None:
         )
         for r in rows
     ]
-    heading = ("model", "framework", "attention", "batch x length", "what", "published", "predicted", "error", "again")
+    heading = (
+        "model",
+        "framework",
+        "attention",
+        "batch x length",
+        "what",
+        "published",
+        "predicted",
+        "error",
+        "recomputed",
+    )
     _table(console, heading, body)
     errors = [abs(r.error) for r in rows if not math.isnan(r.error) and not r.metric.startswith("speed-up")]
     ratios = [abs(r.error) for r in rows if r.metric.startswith("speed-up") and r.error]
