@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from math import ceil
 
-import simpy
+from simulator.event_loop import Alarm, EventLoop
 
 #: Tolerance (ticks) within which a job counts as finished: completions are rounded up to whole ticks.
 _EPSILON = 1e-6
@@ -26,7 +26,7 @@ class SharedPipe:
 
     __slots__ = ("_alarm", "_heap", "_last", "_observer", "_only", "_queues", "_sequence", "_virtual", "busy", "env")
 
-    def __init__(self, env: simpy.Environment, observer: Callable[[int, int, object], None] | None = None):
+    def __init__(self, env: EventLoop, observer: Callable[[int, int, object], None] | None = None):
         self.env = env
         self.busy = 0
         self._observer = observer
@@ -36,7 +36,7 @@ class SharedPipe:
         self._queues: dict[object, deque] = {}
         self._virtual, self._last, self._sequence = 0.0, 0, 0
         #: The event at which the pipe looks next; any earlier one that still fires is stale.
-        self._alarm: simpy.Event | None = None
+        self._alarm: Alarm | None = None
 
     def submit(self, stream, work: int, done: Callable[[], None], label: object = None) -> None:
         """Queue ``work`` ticks for ``stream``; ``done`` is called when it is finished. ``label`` is what an observer
@@ -46,8 +46,7 @@ class SharedPipe:
         if not queues:
             if self._only is None:
                 self._only, self._last = (stream, work, done, label), self.env.now
-                self._alarm = self.env.timeout(work)
-                self._alarm.callbacks.append(self._only_is_done)
+                self._alarm = self.env.alarm(work, self._only_is_done)
                 return
             self._share()
         queue = queues.get(stream)
@@ -59,7 +58,7 @@ class SharedPipe:
         self._start(stream, work)
         self._schedule()
 
-    def _only_is_done(self, event: simpy.Event) -> None:
+    def _only_is_done(self, event: Alarm) -> None:
         if event is not self._alarm:
             return
         stream, _, done, label = self._only
@@ -95,10 +94,9 @@ class SharedPipe:
             self._alarm = None
             return
         wait = ceil((self._heap[0][0] - self._virtual) * len(self._heap) - _EPSILON)
-        self._alarm = self.env.timeout(max(0, wait))
-        self._alarm.callbacks.append(self._fire)
+        self._alarm = self.env.alarm(wait if wait > 0 else 0, self._fire)
 
-    def _fire(self, event: simpy.Event) -> None:
+    def _fire(self, event: Alarm) -> None:
         if event is not self._alarm:
             return
         self._advance()

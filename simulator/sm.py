@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import simpy
-
+from simulator.event_loop import EventLoop
 from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop
 
@@ -27,7 +26,7 @@ class _Counter:
 
     __slots__ = ("env", "value", "waiters")
 
-    def __init__(self, env: simpy.Environment, value: int = 0):
+    def __init__(self, env: EventLoop, value: int = 0):
         self.env, self.value, self.waiters = env, value, []
 
     def add(self, amount: int = 1) -> None:
@@ -50,7 +49,7 @@ class _Counter:
 class _Semaphore:
     __slots__ = ("env", "units", "waiters")
 
-    def __init__(self, env: simpy.Environment, units: int):
+    def __init__(self, env: EventLoop, units: int):
         self.env, self.units, self.waiters = env, units, []
 
     def take(self):
@@ -73,7 +72,7 @@ class _Pending:
 
     __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts")
 
-    def __init__(self, env: simpy.Environment, parts: int, latency: int, done_at: int | None = None):
+    def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None):
         self.env, self.parts, self.latency, self.event, self.done_at = env, parts, latency, None, done_at
         self.is_load = False
 
@@ -88,7 +87,7 @@ class _Pending:
 class Sm:
     """The shared state of one SM: its execution pipes, and when each transfer port is free."""
 
-    def __init__(self, env: simpy.Environment, latency_ticks: int, observer=None):
+    def __init__(self, env: EventLoop, latency_ticks: int, observer=None):
         self.env, self.latency, self.observer = env, latency_ticks, observer
         self.pipes = {
             PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in TRANSFER_PIPES
@@ -140,7 +139,7 @@ def _ignore() -> None:
 
 
 class _CtaState:
-    def __init__(self, env: simpy.Environment, semaphores):
+    def __init__(self, env: EventLoop, semaphores):
         self.env = env
         self.filled: dict[str, _Counter] = {}
         self.acquired: dict[str, int] = {}
@@ -238,7 +237,7 @@ class _RoleProcess:
             elif kind == "load_pipe":
                 done = sm.transfer(op.work, self.label) + sm.latency
                 counter = cta.counter(cta.filled, op.key)
-                env.timeout(done - start).callbacks.append(lambda _event, c=counter: c.add())
+                env.alarm(done - start, lambda _alarm, c=counter: c.add())
             elif kind == "load_async":
                 done = sm.transfer(op.work, self.label)
                 self.tokens[op.key] = _Pending(env, 0, sm.latency, done)
@@ -343,7 +342,7 @@ def run_sm(
     port to its data being there, ``items`` how many work tiles each (persistent) CTA does in a row, ``marked``
     the trip coordinate whose iterations are recorded.
     """
-    env = simpy.Environment()
+    env = EventLoop()
     sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer)
     by_cta, ends = [], []
     least_warps = min(4, max(warps for _, warps, _ in roles))
