@@ -244,7 +244,7 @@ def run_kernel(
     before = l2.snapshot()
     log_rows = np.zeros((n if log else 0, 3), np.int64)
     latency = physics.memory_latency_factor
-    end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, _, hbm_free = engine.replay(
+    end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, l2_free, hbm_free = engine.replay(
         1 if kernel.schedule == "static" else 0,
         plan.simulate,
         slots,
@@ -279,7 +279,8 @@ def run_kernel(
         np.zeros((0, 3), np.int64) if flow is None else flow,
         flow_ticks,
     )
-    end = max(float(end), hbm_free)
+    # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
+    end = max(float(end), l2_free, hbm_free)
     traffic = l2.snapshot() - before
     scale = 1.0
     if plan.repeat:
