@@ -319,7 +319,7 @@ def forward_coordinates(problem: AttentionProblem, t: Fa2Tile) -> dict[str, np.n
 
 def splits_itself(problem: AttentionProblem, gpu: Profile) -> bool:
     """Whether the library, left to choose (``num_splits`` blank), runs this forward pass on its split-KV kernel."""
-    if problem.num_splits is not None or problem.dropout or problem.softcap or varlen.is_varlen(problem):
+    if problem.num_splits is not None or problem.dropout or varlen.is_varlen(problem):
         return False
     launch = fa2_launch(
         batch=problem.batch,

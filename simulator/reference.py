@@ -184,9 +184,9 @@ def _to_beginning(x: np.ndarray, lengths: tuple[int, ...], filling: float) -> np
 CACHE_GARBAGE = 300.0
 
 
-def _to_capacity(x: np.ndarray, rows: int) -> np.ndarray:
-    """``x`` with rows of garbage up to a cache's ``rows``."""
-    more = max(0, rows - x.shape[1])
+def _to_capacity(x: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """K or V with rows of garbage up to the cache's last row."""
+    more = max(0, tensor.rows - x.shape[1]) if tensor.name in ("K", "V") else 0
     return np.pad(x, ((0, 0), (0, more), (0, 0)), constant_values=CACHE_GARBAGE) if more else x
 
 
@@ -197,7 +197,7 @@ def run_attention(program: Program, inputs: dict[str, np.ndarray]) -> dict[str, 
         return tensor.packed_group
 
     packed = {
-        name: _to_end(_to_capacity(_pack(inputs[name], group(tensor)), tensor.rows), tensor.lengths)
+        name: _to_end(_to_capacity(_pack(inputs[name], group(tensor)), tensor), tensor.lengths)
         for name, tensor in program.inputs.items()
     }
     outputs = run_program(program, packed)

@@ -114,7 +114,7 @@ def test_fa3_masks_both_edges_and_fa2_every_block():
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_traffic_is_that_of_the_window(algorithm):
-    full = AttentionProblem(heads=1, seqlen_q=8192, head_dim=128, causal=True)
+    full = AttentionProblem(heads=1, seqlen_q=8192, head_dim=128, causal=True, num_splits=1)
     narrow = full.with_(window=(255, 0))
     kernels = [build_program(algorithm, p, GPU).kernels[-1] for p in (full, narrow)]
     read = [sm_traffic(kernel)["K"][0] for kernel in kernels]
@@ -136,7 +136,7 @@ def test_softcap_costs_special_functions():
     for algorithm in ("fa2", "fa3"):
         plain, capped = (simulate(algorithm, base.with_(softcap=c), GPU) for c in (0.0, 30.0))
         assert capped.work["exp"] > 1.9 * plain.work["exp"]
-        assert capped.time_us > 1.1 * plain.time_us
+        assert capped.time_us > 1.05 * plain.time_us
 
 
 @pytest.mark.parametrize(
