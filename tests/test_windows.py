@@ -40,8 +40,9 @@ def test_numbers_equal_float64(algorithm, implementation, causal, window):
         problem = AttentionProblem(
             heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=64, causal=causal, window=window
         )
-        if algorithm == "flash_decoding":
-            problem = problem.with_(num_splits=2)
+        if algorithm in ("fa2", "flash_decoding"):
+            # left alone, FA2 splits so small a grid
+            problem = problem.with_(num_splits=1 if algorithm == "fa2" else 2)
         assert error(problem, algorithm, implementation) < 0.01, problem
 
 
@@ -58,6 +59,7 @@ def test_softcap(algorithm, implementation, window):
     problem = AttentionProblem(
         heads=2, seqlen_q=150, seqlen_k=260, head_dim=64, softcap=1.5, causal=True, window=window
     )
+    problem = problem.with_(num_splits=1 if algorithm == "fa2" else None)
     assert error(problem, algorithm, implementation) < 0.01
     uncapped = attention(problem.with_(softcap=0.0), **{n.lower(): x for n, x in random_inputs(problem, 3).items()})
     capped = attention(problem, **{n.lower(): x for n, x in random_inputs(problem, 3).items()})
