@@ -34,6 +34,8 @@ NUMBERS = (
     "flops",
     "executed_flops",
     "peak_memory_bytes",
+    "time_low_us",
+    "time_high_us",
 )
 TEXTS = ("limiter", "error")
 
