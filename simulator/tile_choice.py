@@ -104,7 +104,7 @@ def _fastest(call: _Call) -> tuple[Program, str]:
     searched = f"{len(ranked)} of {len(legal)} other legal tiles simulated"
     if own is None:
         return program, f"tiles: auto chose {best}; the shipped kernel does not fit ({why_not}); {searched}"
-    own_time, own_tile = call.run(own, None), _tile_of(own)
+    own_time, own_tile = call.run(own, None), _tile_of(own) or "split-KV kernel"
     if best_time >= own_time * (1.0 - LEAST_GAIN):
         return own, f"tiles: auto keeps the shipped kernel's {own_tile}; {searched}"
     gain = 100 * (1 - best_time / own_time)
@@ -146,6 +146,9 @@ def _ranked(call: _Call, legal: list) -> list[tuple[float, object]]:
 
 
 def _tile_of(program: Program):
+    """The program's tile; ``None`` for a split-KV kernel, whose tile is not open."""
     from algorithms.tile_search import TileChoice
 
+    if "stages" not in program.attributes:
+        return None
     return TileChoice(*program.attributes["tile"], program.attributes["stages"], program.attributes["warpgroups"])

@@ -101,7 +101,7 @@ def test_the_clock_is_worth_what_runs_at_it():
 
 def test_bytes_follow_the_size_of_the_l2_where_output_fills_it():
     """A larger L2 writes less of O back during the run; what SMs ask of it stays the same."""
-    problem = PREFILL.with_(batch=2, causal=True)
+    problem = PREFILL.with_(batch=2)
     found = sensitivities(problem, GPU, ["fa2"], RunOptions(clock_mhz=1500), parameters=["l2_bytes"], limits=False)
     assert -0.5 < found[0].hbm_bytes < -0.02
     assert found[0].l2_bytes == 0
@@ -116,7 +116,7 @@ def test_another_number_of_resident_ctas_is_a_threshold_not_a_slope():
 
 
 def test_another_tile_is_a_threshold():
-    base = Bench("fa2", PREFILL.with_(seqlen_q=256, seqlen_k=256), GPU, RunOptions()).result({})
+    base = Bench("fa2", PREFILL.with_(seqlen_q=256, seqlen_k=256, num_splits=1), GPU, RunOptions()).result({})
     assert _threshold(base, base) == ""
     assert _threshold(base, replace(base, attributes=dict(base.attributes) | {"tile": (1, 2)})) == (
         "tile 1x2 instead of 128x64, a threshold"
