@@ -285,18 +285,16 @@ def test_wrong_training_is_refused(changes, says):
 
 
 def test_published_rates_of_the_flash_attention_2_table():
-    """GPT3-1.3B and 2.7B at 2k and 8k (arXiv:2307.08691, table 1): right order, each within a third; the command's
-    ``--published`` prints the signed errors."""
-    table = [r for r in published_rows(["gpt3-1.3b"]) if r["figure"] == "Table 1"]
+    """GPT3-1.3B at 2k and 8k without FlashAttention and with FA2 (arXiv:2307.08691, table 1): right order, each within
+    a third, and more to gain at 8k; ``iosim model --published`` prints the signed errors of all rows."""
+    table = [r for r in published_rows(["gpt3-1.3b"]) if r["figure"] == "Table 1" and r["algorithm"] != "fa1"]
     rows = predict_published(table, Predictor())
-    assert [r.measured for r in rows] == [142, 189, 196, 72, 170, 220]
+    assert [r.measured for r in rows] == [142, 196, 72, 220]
     for row in rows:
         assert abs(row.error) < 0.33, (row.algorithm, row.seqlen, row.predicted, row.measured)
-    short, long = rows[:3], rows[3:]
-    for same_length in (short, long):
-        predicted = [r.predicted for r in same_length]
-        assert predicted == sorted(predicted)
-    assert long[2].predicted / long[0].predicted > short[2].predicted / short[0].predicted
+    without_2k, with_2k, without_8k, with_8k = (r.predicted for r in rows)
+    assert without_8k < without_2k < with_2k
+    assert with_8k / without_8k > with_2k / without_2k > 1.0
 
 
 def test_published_rows_of_an_unknown_model():
