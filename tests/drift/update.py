@@ -49,7 +49,8 @@ def predictions() -> pandas.DataFrame:
 def differences(record: pandas.DataFrame, now: pandas.DataFrame) -> list[str]:
     """One readable line for each number or text of ``now`` that is not the record's; empty when nothing moved."""
     inputs = [name for name in now.columns if name not in (*NUMBERS, *TEXTS)]
-    if list(record.columns) != list(now.columns) or record[inputs].to_numpy().tolist() != now[inputs].to_numpy().tolist():
+    same_columns = list(record.columns) == list(now.columns)
+    if not same_columns or record[inputs].to_numpy().tolist() != now[inputs].to_numpy().tolist():
         return ["cases.csv and record.csv list different cases; run 'python tests/drift/update.py' and review"]
     lines = []
     for (_, old), (_, new) in zip(record.iterrows(), now.iterrows(), strict=True):
