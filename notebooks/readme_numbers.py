@@ -3,8 +3,8 @@
     python notebooks/readme_numbers.py             prints them all
     python notebooks/readme_numbers.py --write     puts them into README.md
     python notebooks/readme_numbers.py h100 a100   only these
-    python notebooks/readme_numbers.py --from DIR  tables from files of 'iosim validate --csv' in DIR, where it has
-                                                   them: h200_sxm.csv, and the names of the published files
+    python notebooks/readme_numbers.py --from DIR  tables from files of 'iosim validate --csv' in DIR: h200_sxm.csv,
+                                                   and the published files' names; what is missing is put there
 
 Takes some minutes on two cores: it predicts every judged and published row. Needs iosim.
 """
@@ -34,10 +34,10 @@ SOURCES = {
     "fa3_h100_bwd.csv": "H100",
     "fa3_h100_fp8_fwd.csv": "H100",
     "fa2_h100_fwd_bwd.csv": "H100",
-    "fa1_paper_a100.csv": "A100 40 GB",
     "fa2_a100_fwd_bwd.csv": "A100 80 GB",
     "flash_decoding_a100.csv": "A100 80 GB",
     "fa2_b200.csv": "B200",
+    "fa1_paper_a100.csv": "A100 40 GB",
 }
 JOBS = os.cpu_count() or 1
 
@@ -121,6 +121,8 @@ def predicted(name: str, measured: Callable[[], pd.DataFrame], gpu: str | None) 
         else:
             print(f"predicting {name}", file=sys.stderr, flush=True)
             errors = compare_with(measured(), gpu, JOBS)
+            if ready is not None:
+                write_text(ready, errors.to_csv(index=False))
         errors["pass"] = errors["pass"].replace("", "fwd")
         _PREDICTED[name] = errors
     return _PREDICTED[name]
