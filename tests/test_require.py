@@ -14,6 +14,7 @@ from simulator.options import RunOptions
 from simulator.overrides import apply_overrides
 from simulator.plots.contour import contour_rows, plot_contour
 from simulator.require import PRECISION, Target, bench_for, grid, parse_target, required
+from simulator.sweep.spec import SWEEP_EVENT_BUDGET
 
 HBM = "hbm_bandwidth_bytes_per_s"
 DECODE = AttentionProblem(batch=16, heads=32, kv_heads=8, seqlen_q=1, seqlen_k=8192, head_dim=128)
@@ -154,7 +155,7 @@ def test_a_contours_grid_is_what_simulating_each_design_gives():
     cells = grid(bench, keys, target, (0.5, 1.0, 2.0))
     assert [(c.x, c.y) for c in cells] == [(x, y) for y in (0.5, 1.0, 2.0) for x in (0.5, 1.0, 2.0)]
     changed = apply_overrides(GPU, {keys[0]: "x0.5", keys[1]: "x2.0"})
-    assert cells[6].value == simulate("fa3", problem, changed, clock_mhz=1500, event_budget=60_000).time_us
+    assert cells[6].value == simulate("fa3", problem, changed, clock_mhz=1500, event_budget=SWEEP_EVENT_BUDGET).time_us
     rows = contour_rows(cells, keys, (GPU.hbm_bandwidth_bytes_per_s, 1.0), target)
     assert rows[6]["x_value"] == GPU.hbm_bandwidth_bytes_per_s / 2 and rows[6]["y_value"] == 2.0
     _, ax = plot_contour(rows, "h100_sxm")
