@@ -236,7 +236,7 @@ def run_kernel(
     if prepared.bundle > 1:
         plan = Plan(n, 0, plan.chunk)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
-    hbm = profile.hbm_bandwidth_bytes_per_s * physics.hbm_read_efficiency
+    hbm = profile.hbm_sustained_read_bytes_per_s * physics.hbm_read_efficiency
     # one repeat is measured between two dispatches a wave before the end, clear of the start and of the drain
     last = plan.simulate - slots
     measured = plan.repeat and plan.simulate >= 2 * plan.repeat

@@ -144,4 +144,4 @@ def _own_bandwidth(gpu: Profile, physics: Physics) -> Physics:
         return physics
     # a copy alternates: its time a byte is the mean of a read's and a write's
     penalty = max(0.0, 2.0 * read / copy - 2.0)
-    return replace(physics, hbm_read_efficiency=read / gpu.hbm_bandwidth_bytes_per_s, hbm_write_penalty=penalty)
+    return replace(physics, hbm_read_efficiency=1.0, hbm_write_penalty=penalty)

@@ -68,7 +68,7 @@ class Physics:
         0.95, 0.3, 1.2, "fraction", "sustained share of the profile's L2 bandwidth under a kernel's access pattern"
     )
     hbm_read_efficiency: float = _parameter(
-        0.946, 0.6, 1.0, "fraction", "sustained share of HBM spec bandwidth for pure reads"
+        0.97, 0.6, 1.0, "fraction", "share of the profile's sustained HBM read bandwidth that a kernel's reads reach"
     )
     hbm_write_penalty: float = _parameter(
         0.3, 0.0, 0.6, "fraction", "extra HBM time per written byte relative to a read one (bus turnaround)"

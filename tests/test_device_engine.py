@@ -118,7 +118,7 @@ def test_streams_share_hbm_and_l2_bandwidth():
     cold = run(streaming_kernel(ctas, blocks, shared=False))
     moved = ctas * blocks * 65536
     assert cold.traffic[2].sum() == moved
-    floor = moved / (GPU.hbm_bandwidth_bytes_per_s * physics.hbm_read_efficiency) * CLOCK_HZ
+    floor = moved / (GPU.hbm_sustained_read_bytes_per_s * physics.hbm_read_efficiency) * CLOCK_HZ
     assert floor <= cold.cycles <= 1.1 * floor
     assert cold.hbm_busy_share == pytest.approx(floor / cold.cycles, rel=0.01)
     hot = run(streaming_kernel(ctas, blocks, shared=True))
