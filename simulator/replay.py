@@ -135,7 +135,9 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
         again = size - new_bytes
         lost = again - again * scal[_HITS + band] // 1_000_000
     new_bytes = min(new_bytes, limit - held)
-    if held > 0 and scal[_HEAD] == block:
+    # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
+    # capacity again, so that what was modified is written back
+    if held > 0 and scal[_HEAD] == block and band <= LAST_INSIDE:
         scal[_BYTES + band] += new_bytes
     else:
         if held > 0:

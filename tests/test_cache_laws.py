@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from law_settings import laws
 
@@ -74,6 +74,8 @@ ROW_RANGES = st.lists(
 
 @laws(200)
 @given(trace=ROW_RANGES, capacity=st.integers(0, 2_000_000), block_rows=st.sampled_from([1, 48, 64, 100, 176]))
+# a block larger than the cache, written while it is first in the list
+@example(trace=[(0, 0, 2, False), (0, 0, 1, True)], capacity=320, block_rows=48)
 def test_bytes_are_conserved(trace, capacity, block_rows):
     """Held bytes fit the capacity; modified bytes are in memory or in the cache; nothing is negative."""
     rows = 517
