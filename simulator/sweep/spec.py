@@ -45,7 +45,7 @@ _WHOLE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "hea
 _RANGED = (*_WHOLE, "kv_capacity", "dropout", "softcap", "clock_mhz")
 _RANGE_KEYS = ("from", "to", "steps", "scale", "multiple")
 #: Events of the replay of one sweep point; tests/test_sweep_accuracy.py says what that costs in accuracy.
-SWEEP_EVENT_BUDGET = 40_000
+SWEEP_EVENT_BUDGET = 60_000
 
 
 @dataclass(frozen=True)
