@@ -24,8 +24,9 @@ from algorithms.common import (
     row_vectors,
 )
 from algorithms.counted import spread_over_matmuls
+from algorithms.fa1_backward import build_backward
 from algorithms.fa1_schedule import KINDS, Schedule, interleaved, schedule_for, work_tiles
-from algorithms.passes import forward_backward
+from algorithms.passes import build_passes
 from algorithms.standard import expand_heads
 from algorithms.standard_ops import beyond
 from simulator.problem import AttentionProblem
@@ -298,16 +299,11 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
         return replace(program, problem=problem, warnings=(*program.warnings, PADDING))
     check_supported(problem, impl)
     substitutions = check_capabilities(impl, gpu, hypothetical)
-    if problem.pass_ == "fwd":
-        return build_forward(problem, implementation, gpu, substitutions)
-    from algorithms.fa1_backward import build_backward
-
-    if problem.pass_ == "bwd":
-        return build_backward(problem, implementation, gpu, substitutions)
-    return forward_backward(
+    return build_passes(
         problem,
-        lambda p: build_forward(p, implementation, gpu, substitutions, packaged=True),
+        lambda p: build_forward(p, implementation, gpu, substitutions),
         lambda p: build_backward(p, implementation, gpu, substitutions),
+        lambda p: build_forward(p, implementation, gpu, substitutions, packaged=True),
     )
 
 

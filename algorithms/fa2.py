@@ -34,7 +34,7 @@ from algorithms.fa2_backward import build_backward
 from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
-from algorithms.passes import forward_backward
+from algorithms.passes import build_passes, check_tiles_are_of_forward
 from algorithms.tile_search import TileChoice, fa2_accumulators, fa2_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -346,16 +346,23 @@ def build(
     shipped forward kernel's tile."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
-    if tiles is not None and problem.pass_ != "fwd":
-        raise UnsupportedError("tiles: only the forward pass can choose; backward tiles are fixed in their kernels")
-    if problem.pass_ == "bwd":
-        return build_backward(problem, impl, gpu, hypothetical)
-    if problem.pass_ == "fwd_bwd":
-        return forward_backward(
-            problem,
-            lambda p: build(p, implementation, gpu, hypothetical),
-            lambda p: build_backward(p, impl, gpu, hypothetical),
-        )
+    check_tiles_are_of_forward(problem, tiles)
+    return build_passes(
+        problem,
+        lambda p: build_forward(p, impl, gpu, hypothetical, tiles),
+        lambda p: build_backward(p, impl, gpu, hypothetical),
+    )
+
+
+def build_forward(
+    problem: AttentionProblem,
+    impl: Implementation,
+    gpu: Profile,
+    hypothetical: bool,
+    tiles: TileChoice | None = None,
+) -> Program:
+    """The FA2 forward program, or the split-KV one where the library splits a launch that would leave SMs idle."""
+    implementation = impl.name
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if problem.head_dim > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")

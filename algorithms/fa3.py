@@ -38,7 +38,7 @@ from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.instruction_counts import fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile
 from algorithms.kernels_common import registers_at_launch
-from algorithms.passes import forward_backward
+from algorithms.passes import build_passes, check_tiles_are_of_forward
 from algorithms.tile_search import TileChoice
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -358,17 +358,13 @@ def build(
     shipped forward kernel's tile."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
-    if tiles is not None and problem.pass_ != "fwd":
-        raise UnsupportedError("tiles: only the forward pass can choose; backward tiles are fixed in their kernels")
-    if problem.pass_ == "bwd":
-        return build_backward(problem, impl, gpu, hypothetical)
-    if problem.pass_ == "fwd_bwd":
-        return forward_backward(
-            problem,
-            lambda p: build_forward(p, IMPLEMENTATIONS["flash_attn_3"], gpu, hypothetical, may_pack=False),
-            lambda p: build_backward(p, impl, gpu, hypothetical),
-        )
-    return build_forward(problem, impl, gpu, hypothetical, tiles=tiles)
+    check_tiles_are_of_forward(problem, tiles)
+    return build_passes(
+        problem,
+        lambda p: build_forward(p, impl, gpu, hypothetical, tiles=tiles),
+        lambda p: build_backward(p, impl, gpu, hypothetical),
+        lambda p: build_forward(p, IMPLEMENTATIONS["flash_attn_3"], gpu, hypothetical, may_pack=False),
+    )
 
 
 def build_forward(

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from algorithms.tile_search import TileChoice
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.program import Program
 
 #: What a fused forward pass leaves for its backward pass, beside the caller's Q, K and V.
 KEPT_BETWEEN_PASSES = ("O", "LSE")
+
+
+def build_passes(
+    problem: AttentionProblem,
+    forward: Callable[[AttentionProblem], Program],
+    backward: Callable[[AttentionProblem], Program],
+    forward_of_both: Callable[[AttentionProblem], Program] | None = None,
+) -> Program:
+    """The program of the pass that ``problem`` asks for.
+
+    ``forward_of_both`` builds the forward pass of a joint call where it differs from one that stands alone, because
+    it keeps more or lays tensors out as the backward pass wants them.
+    """
+    if problem.pass_ == "fwd":
+        return forward(problem)
+    if problem.pass_ == "bwd":
+        return backward(problem)
+    return forward_backward(problem, forward_of_both or forward, backward)
+
+
+def check_tiles_are_of_forward(problem: AttentionProblem, tiles: TileChoice | None) -> None:
+    """Raise :class:`UnsupportedError` where ``tiles`` are chosen for a pass whose kernels fix theirs."""
+    if tiles is not None and problem.pass_ != "fwd":
+        raise UnsupportedError("tiles: only the forward pass can choose; backward tiles are fixed in their kernels")
 
 
 def forward_backward(

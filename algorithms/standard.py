@@ -21,7 +21,7 @@ from algorithms.common import (
     fastest_path,
 )
 from algorithms.kernel_tables import gemm_kernel, softmax_forward_kernel, strided_copy_kernel
-from algorithms.passes import forward_backward
+from algorithms.passes import build_passes
 from algorithms.standard_gemm import Product, batched_gemm, memset
 from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_tensor
 from algorithms.standard_rows import elementwise, softmax_forward
@@ -152,16 +152,14 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
             f"out of memory: the score matrix alone needs {scores / 1e9:.0f} GB, "
             f"{gpu.name} has {gpu.hbm_bytes / 1e9:.0f} GB"
         )
-    if problem.pass_ == "fwd":
-        return build_forward(problem, gpu, substitutions)
+    # it imports this module
     from algorithms.standard_backward import build_backward
 
-    if problem.pass_ == "bwd":
-        return build_backward(problem, gpu, substitutions)
-    return forward_backward(
+    return build_passes(
         problem,
-        lambda p: build_forward(p, gpu, substitutions, keep_weights=True),
+        lambda p: build_forward(p, gpu, substitutions),
         lambda p: build_backward(p, gpu, substitutions),
+        lambda p: build_forward(p, gpu, substitutions, keep_weights=True),
     )
 
 

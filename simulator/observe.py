@@ -111,7 +111,7 @@ def observe(
     ``iterations`` the most loop iterations of a CTA that are followed there. Raises :class:`InputError` for bad
     input and for launches too large to record.
     """
-    conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
+    conditions = Conditions.of(l2_state, timing, clock_mhz)
     physics = Physics.from_calibration(profile.calibration_parameters)
     program, lines = chosen_program(
         algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics
@@ -121,9 +121,7 @@ def observe(
     result = run_program(program, profile, conditions, physics)
     result = with_confidence(replace(result, warnings=(*result.warnings, *lines)), profile)
     chosen = _chosen(result, kernel)
-    l2 = new_cache(program, profile, physics)
-    if l2_state == "warm":
-        l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
+    l2 = new_cache(program, profile, physics, l2_state)
     seen, sm = [], None
     for index, (launch, told) in enumerate(zip(program.kernels, result.kernels, strict=True)):
         clock_hz = told.cycles / told.time_us * 1e6

@@ -39,6 +39,11 @@ class Conditions:
         if self.clock_hz is not None and not self.clock_hz > 0:
             raise InputError("clock_mhz: must be positive")
 
+    @classmethod
+    def of(cls, l2_state: str, timing: str, clock_mhz: float | None) -> Conditions:
+        """The conditions in the units that users give them."""
+        return cls(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
+
 
 def simulate(
     algorithm: str,
@@ -64,7 +69,7 @@ def simulate(
     Raises :class:`~simulator.errors.InputError` for bad input and
     :class:`~simulator.errors.UnsupportedError` for what the model does not cover.
     """
-    conditions = Conditions(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
+    conditions = Conditions.of(l2_state, timing, clock_mhz)
     program, lines = chosen_program(
         algorithm, problem, profile, implementation, hypothetical, tiles, conditions, physics, event_budget
     )
@@ -107,9 +112,7 @@ def run_program(
     """Simulate a tile program that is already built."""
     conditions = conditions or Conditions()
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
-    l2 = new_cache(program, profile, physics, event_budget or EVENT_BUDGET)
-    if conditions.l2_state == "warm":
-        l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
+    l2 = new_cache(program, profile, physics, conditions.l2_state, event_budget or EVENT_BUDGET)
     start_us, kernels, total_cycles = 0.0, [], 0.0
     for index, kernel in enumerate(program.kernels):
         if index:
@@ -168,8 +171,11 @@ def uses_tma(kernel: Kernel) -> bool:
     return any(isinstance(op, Load) and op.via == "tma" for _, _, op in kernel.walk())
 
 
-def new_cache(program: Program, profile: Profile, physics: Physics, budget: int = EVENT_BUDGET) -> L2:
-    """An empty L2 that tracks the program's tensors in blocks as large as the tiles or chunks that touch them."""
+def new_cache(
+    program: Program, profile: Profile, physics: Physics, l2_state: str, budget: int = EVENT_BUDGET
+) -> L2:
+    """The L2 before the call, in blocks as large as the tiles or chunks that touch them: empty, or ``warm`` with the
+    program's inputs as far as they fit."""
     capacity = int(profile.l2_bytes * physics.l2_capacity_fraction)
     wide_rows = wide_block_rows(program.kernels, lambda k: profile.num_sms * occupancy(k, profile))
     coarsen: dict[str, int] = {}
@@ -180,7 +186,10 @@ def new_cache(program: Program, profile: Profile, physics: Physics, budget: int 
             if access.loops and not access.is_write:
                 name = access.tile.tensor.name
                 coarsen[name] = min(coarsen.get(name, chunk), chunk)
-    return L2.of(program.tensors(), capacity, coarsen, wide_rows, WAYS)
+    l2 = L2.of(program.tensors(), capacity, coarsen, wide_rows, WAYS)
+    if l2_state == "warm":
+        l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
+    return l2
 
 
 def _run_at_its_clock(

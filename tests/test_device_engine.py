@@ -24,7 +24,7 @@ EVERY_EVENT = 10**12
 def run(kernel: Kernel, gpu=GPU, physics=None, program: Program | None = None, budget=EVENT_BUDGET, **how):
     """Replay ``kernel`` on an empty L2 that is tracked as finely as ``budget`` allows."""
     physics = physics or Physics()
-    l2 = new_cache(program or build_around(kernel), gpu, physics, budget)
+    l2 = new_cache(program or build_around(kernel), gpu, physics, "cold", budget)
     return run_kernel(kernel, l2, gpu, physics, how.pop("clock_hz", CLOCK_HZ), budget=budget, **how)
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from simulator.errors import InputError
+from simulator.problem import DTYPE_BYTES, L2_STATES, TIMINGS
 
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
+#: Those of the compiled kernels that are measured.
+DTYPES = ("bf16", "fp16", "fp8")
 PASSES = ("fwd", "bwd")
-L2_STATES = ("cold", "warm")
-TIMINGS = ("kernel", "graph", "eager")
 ALGORITHMS = ("standard", "fa1", "fa2", "fa3", "flash_decoding")
 
 INPUT_COLUMNS = (
@@ -202,7 +202,7 @@ def parse_row(row: Mapping[str, str], where: str, default_id: str) -> Case:
         algorithm=algorithm,
         implementation=(row.get("implementation") or "").strip(),
         pass_=_choice(row, "pass", where, PASSES, "fwd"),
-        dtype=_choice(row, "dtype", where, tuple(DTYPE_BYTES), "bf16"),
+        dtype=_choice(row, "dtype", where, DTYPES, "bf16"),
         causal=_flag(row, "causal", where),
         batch=_integer(row, "batch", where, default=1),
         heads=heads,
