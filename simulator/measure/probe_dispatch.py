@@ -13,6 +13,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 
@@ -190,11 +191,21 @@ def _first_line(error) -> str:
 
 def _may(torch, params, name) -> tuple[int, str]:
     """PyTorch's own answer for one backend, and the first reason that it gives for a no."""
-    with warnings.catch_warnings(record=True) as said:
+    # the reason is a Python warning or a line on stderr, depending on how the binding was built
+    with tempfile.TemporaryFile("w+") as lines, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        allowed = getattr(torch.backends.cuda, f"can_use_{name}_attention")(params, True)
-    reason = "" if allowed or not said else str(said[0].message).split("(Triggered")[0].strip()
-    return int(allowed), " ".join(reason.split())[:160]
+        sys.stderr.flush()
+        stderr = os.dup(2)
+        os.dup2(lines.fileno(), 2)
+        try:
+            allowed = getattr(torch.backends.cuda, f"can_use_{name}_attention")(params, True)
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        lines.seek(0)
+        reasons = [str(warning.message) for warning in said] + [line for line in lines if line.strip()]
+    reason = "" if allowed or not reasons else reasons[0].split("(Triggered")[0].split("(function")[0]
+    return int(allowed), " ".join(reason.split())[:200]
 
 
 def probe(torch, case: dict) -> dict:
@@ -237,6 +248,7 @@ def _write(output: str, cases: list[tuple[int, dict]], seconds: float) -> int:
         "device": torch.cuda.get_device_name(),
         "compute_capability": "{}.{}".format(*torch.cuda.get_device_capability()),
     }  # fmt: skip
+    torch.set_warn_always(True)
     shadowed = int(bool(os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED")))
     new = not os.path.exists(output)
     end = time.monotonic() + seconds
