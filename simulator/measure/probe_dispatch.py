@@ -205,6 +205,7 @@ def _may(torch, params, name) -> tuple[int, str]:
         lines.seek(0)
         reasons = [str(warning.message) for warning in said] + [line for line in lines if line.strip()]
     reason = "" if allowed or not reasons else reasons[0].split("(Triggered")[0].split("(function")[0]
+    reason = reason.split("] Warning: ")[-1]
     return int(allowed), " ".join(reason.split())[:200]
 
 
@@ -239,8 +240,8 @@ def probe(torch, case: dict) -> dict:
     return answer
 
 
-def _write(output: str, cases: list[tuple[int, dict]], seconds: float) -> int:
-    """Append a row for each case; the number of the first case not asked, or -1."""
+def _write(output: str, cases: list[tuple[int, dict]], seconds: float) -> None:
+    """Append a row for each case that starts within ``seconds``; ends early where a case broke the CUDA context."""
     import torch
 
     versions = {
@@ -250,49 +251,66 @@ def _write(output: str, cases: list[tuple[int, dict]], seconds: float) -> int:
     }  # fmt: skip
     torch.set_warn_always(True)
     shadowed = int(bool(os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED")))
-    new = not os.path.exists(output)
     end = time.monotonic() + seconds
     with open(output, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
-        if new:
-            writer.writeheader()
         for number, case in cases:
             if time.monotonic() > end:
-                return -1
+                return
             row = {"case": number, "cudnn_deprioritized": shadowed, **case, **probe(torch, case), **versions}
             writer.writerow(row)
             file.flush()
             try:
                 torch.cuda.synchronize()
-            except RuntimeError:  # an illegal access ends this process's context: the rest needs a new one
-                return number + 1
-    return -1
+            except RuntimeError:
+                # an illegal access ends this process's context: the rest needs a new process. Leaving it through the
+                # interpreter's shutdown can crash, so no shutdown
+                os._exit(0)
+
+
+def _following(output: str, shadowed: str) -> int:
+    """The case after the last one that the file has of this order."""
+    with open(output, newline="") as file:
+        asked = [int(row["case"]) for row in csv.DictReader(file) if row["cudnn_deprioritized"] == shadowed]
+    return 1 + max(asked, default=-1)
 
 
 def main() -> None:
     """Probe the default order, then the order without cuDNN first (a setting that PyTorch reads once a process)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", required=True, help="CSV to append to")
+    parser.add_argument("-o", "--output", required=True, help="CSV to append to; cases that it has are not asked again")
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=60.0, help="no new case after this, for each order")
+    parser.add_argument("--orders", default="01", help="0: cuDNN first where PyTorch prefers it; 1: never")
     parser.add_argument("--start", type=int, help="only this process's order, from this case on")
     given = parser.parse_args()
     if given.start is not None:
         cases = list(enumerate(draw_cases(given.count, given.seed)))[given.start :]
-        following = _write(given.output, cases, given.seconds)
-        print(f"next {following}")
-        return
-    for extra in ({}, {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}):
+        return _write(given.output, cases, given.seconds)
+    if not os.path.exists(given.output):
+        with open(given.output, "w", newline="") as file:
+            csv.DictWriter(file, COLUMNS).writeheader()
+    for shadowed in given.orders:
+        extra = {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"} if shadowed == "1" else {}
         # without the first variable strict determinism refuses every GEMM
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **extra}
-        following, end = 0, time.monotonic() + given.seconds
-        while 0 <= following < given.count and time.monotonic() < end:
+        end = time.monotonic() + given.seconds
+        crashed_at = -1
+        while (following := _following(given.output, shadowed)) < given.count and time.monotonic() < end:
+            if following == crashed_at:
+                _record_crash(given.output, shadowed, following, draw_cases(given.count, given.seed)[following])
+                continue
             arguments = ["-o", given.output, "--count", str(given.count), "--seed", str(given.seed)]
             arguments += ["--seconds", str(end - time.monotonic()), "--start", str(following)]
-            command = [sys.executable, __file__, *arguments]
-            child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            following = int(child.stdout.split()[-1])
+            child = subprocess.run([sys.executable, __file__, *arguments], env=environment)
+            crashed_at = _following(given.output, shadowed) if child.returncode else -1
+
+
+def _record_crash(output: str, shadowed: str, number: int, case: dict) -> None:
+    with open(output, "a", newline="") as file:
+        row = {"case": number, "cudnn_deprioritized": shadowed, **case, "error": "the process crashed twice"}
+        csv.DictWriter(file, COLUMNS, restval="").writerow(row)
 
 
 if __name__ == "__main__":
