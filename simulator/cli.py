@@ -21,6 +21,8 @@ from simulator.errors import InputError
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("compare", "simulator.compare_command", "Compare attention algorithms on GPUs: bytes, time, limiter."),
     ("why", "simulator.why_command", "Why one algorithm is faster than another, in computed numbers."),
+    ("dispatch", "simulator.dispatch_command", "Which kernel a framework really runs, and why not another."),
+    ("explain", "simulator.explain_command", "What a measured time says: possible, expected, or caused by what."),
     ("predict", "simulator.predict_command", "Predict every row of a CSV file."),
     ("gpus", "simulator.gpus_command", "List GPUs, show one with its sources, compare two."),
     ("io", "simulator.plot_commands", "Bytes by tensor and level of memory; against N, SRAM, L2."),

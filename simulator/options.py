@@ -27,8 +27,9 @@ _SHAPE = "Problem"
 _CONDITIONS = "RunOptions"
 
 
-def _option(kind: Any, default: Any, name: str, about: str, panel: str = _SHAPE, **more: Any) -> tuple[Any, Any]:
-    return Annotated[kind, typer.Option(name, help=about, rich_help_panel=panel, **more)], default
+def _option(kind: Any, default: Any, names: str, about: str, panel: str = _SHAPE, **more: Any) -> tuple[Any, Any]:
+    """An option; ``names`` has the flag and, behind commas, others for the same."""
+    return Annotated[kind, typer.Option(*names.split(", "), help=about, rich_help_panel=panel, **more)], default
 
 
 #: Parameter name -> (annotation, default). The defaults are 16k tokens of a 2048-wide model.
@@ -36,7 +37,7 @@ PROBLEM_OPTIONS: dict[str, tuple[Any, Any]] = {
     "batch": _option(int, 2, "--batch", "Sequences."),
     "heads": _option(int, 16, "--heads", "Query heads."),
     "kv_heads": _option(int | None, None, "--kv-heads", "Key/value heads (default: as many as query heads)."),
-    "seqlen": _option(int, 8192, "--seqlen", "Queries of each sequence."),
+    "seqlen": _option(int, 8192, "--seqlen, --seqlen-q", "Queries of each sequence."),
     "seqlen_k": _option(int | None, None, "--seqlen-k", "Keys of each sequence (default: as many as queries)."),
     "seqlens": _option(
         str | None, None, "--seqlens", "Lengths by sequence, such as 256,1024,8192 (instead of --batch and --seqlen)."
