@@ -39,7 +39,13 @@ def compare(
     ] = "a100_sxm4_80gb,h100_sxm,b200",
     algorithm: Annotated[
         str | None,
-        typer.Option("--algorithm", help="Algorithms, with commas; fa1:flash_attn_1_paper picks a kernel."),
+        typer.Option("--algorithm", help="Algorithms, with commas; fa1:flash_attn_1_paper picks a kernel; or auto."),
+    ] = None,
+    framework: Annotated[
+        str | None, typer.Option("--framework", help="Who picks for auto (default torch); warns of what would not run.")
+    ] = None,
+    framework_version: Annotated[
+        str | None, typer.Option("--framework-version", help="Its version (see iosim dispatch --list).")
     ] = None,
     hypothetical: Annotated[
         bool, typer.Option("--hypothetical", help="Also simulate what a GPU lacks the capability for.")
@@ -63,6 +69,7 @@ def compare(
     from simulator.compare_table import print_comparison
     from simulator.comparison import all_algorithms
     from simulator.comparison import compare as simulate_all
+    from simulator.dispatch.automatic import framework_call
 
     if plot_file is not None and plot_file.suffix.lower() not in PICTURE_SUFFIXES:
         raise InputError(f"--plot: {plot_file} is no picture; end it in {', '.join(PICTURE_SUFFIXES)}")
@@ -74,7 +81,10 @@ def compare(
     if jobs is None:
         # starting a worker costs about as long as two or three runs
         jobs = os.cpu_count() or 1 if len(profiles) * len(algorithms) >= MANY_RUNS else 1
-    comparison = simulate_all(problem, profiles, algorithms, conditions, hypothetical=hypothetical, jobs=jobs)
+    call = framework_call(framework, framework_version)
+    comparison = simulate_all(
+        problem, profiles, algorithms, conditions, hypothetical=hypothetical, framework=call, jobs=jobs
+    )
     print_comparison(Console(), comparison)
     write_files(comparison, csv_file, json_file, plot_file)
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from algorithms import MODULES, algorithm_module, default_implementation
 from algorithms.varlen import is_varlen, padded
-from simulator.errors import InputError
+from simulator.dispatch.automatic import AUTO, DEFAULT_FRAMEWORK, Pick, framework_call, not_what_runs, pick
+from simulator.dispatch.timing import FrameworkCall
+from simulator.errors import InputError, UnsupportedError
 from simulator.options import RunOptions
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -24,7 +26,8 @@ class Entry:
 
     ``lacking`` are the capabilities that the GPU lacks. ``speedup`` is over ``standard`` on the same problem
     (``None`` where either could not run); ``decode`` marks an algorithm that ran the decode problem of the comparison,
-    ``padded`` one that ran every sequence as long as the longest, where the problem gives each its own length.
+    ``padded`` one that ran every sequence as long as the longest, where the problem gives each its own length;
+    ``automatic`` what a framework chose.
     """
 
     algorithm: str
@@ -37,10 +40,13 @@ class Entry:
     speedup: float | None = None
     decode: bool = False
     padded: bool = False
+    automatic: bool = False
 
     @property
     def label(self) -> str:
         """What tables and pictures call it."""
+        if self.automatic and self.algorithm != AUTO:
+            return f"{AUTO}: {self.algorithm}" + (" padded" if self.padded else "")
         return self.algorithm + ("*" if self.decode else "") + (" padded" if self.padded else "")
 
     @property
@@ -169,36 +175,51 @@ def compare(
     conditions: RunOptions | None = None,
     *,
     hypothetical: bool = False,
+    framework: FrameworkCall | None = None,
     jobs: int = 1,
 ) -> Comparison:
     """Simulate ``algorithms`` (``name`` or ``name:implementation``) on every profile, in ``jobs`` processes.
 
     ``flash_decoding`` runs its decode problem (:func:`decode_problem`), everything else ``problem``; speed-ups are
     over ``standard`` on the same problem. With lengths by sequence, what takes them runs with them and padded to the
-    longest, the others padded only, and ``standard`` is padded. What cannot run is an entry with its error. Raises
-    :class:`InputError` for unknown names, and when nothing could run for another reason than a capability that a GPU
-    lacks.
+    longest, the others padded only, and ``standard`` is padded. ``auto`` is what ``framework`` (PyTorch unless given)
+    would run; with a ``framework``, what it would not run gets a warning. What cannot run is an entry with its error.
+    Raises :class:`InputError` for unknown names, and when nothing could run for another reason than a capability that
+    a GPU lacks.
     """
     conditions = conditions or RunOptions()
-    wanted = [parse_algorithm(name) for name in algorithms]
+    wanted = [(AUTO, None) if name == AUTO else parse_algorithm(name) for name in algorithms]
     decode = decode_problem(problem)
     runs, order = {}, []
     for profile in profiles:
         for algorithm, implementation in wanted:
             asked = decode if algorithm == "flash_decoding" else problem
+            note, automatic = "", algorithm == AUTO
+            if automatic:
+                chosen = _picked(framework, problem, profile)
+                if isinstance(chosen, Entry):
+                    order.append((chosen, None, None, note, automatic))
+                    continue
+                algorithm, implementation, asked = chosen.algorithm, chosen.implementation, chosen.problem
+                note = chosen.note
+            elif framework is not None:
+                note = not_what_runs(framework, algorithm, implementation, asked, profile)
             implementation = implementation or default_implementation(algorithm, profile)
             base = (profile.name, BASELINE, default_implementation(BASELINE, profile), padded(asked))
             for variant in _variants(algorithm, implementation, asked):
                 keys = [base, (profile.name, algorithm, implementation, variant)]
                 for key in keys:
                     runs.setdefault(key, (key[1], key[2], profile, key[3], conditions, hypothetical))
-                order.append(keys)
+                order.append((None, *keys, note, automatic))
     done = dict(zip(runs, _all_entries(list(runs.values()), jobs), strict=True))
-    entries = [_against(done[own], done[base]) for base, own in order]
+    entries = [
+        failed or _noted(_against(done[own], done[base]), note, automatic)
+        for failed, base, own, note, automatic in order
+    ]
     entries = [
         replace(
             entry,
-            decode=entry.problem not in (problem, padded(problem)),
+            decode=not entry.automatic and entry.problem not in (problem, padded(problem)),
             padded=is_varlen(problem) and not is_varlen(entry.problem),
         )
         for entry in entries
@@ -207,6 +228,22 @@ def compare(
         raise InputError(next(entry.error for entry in entries if not entry.lacking))
     used_decode = decode if any(entry.decode for entry in entries) else None
     return Comparison(problem, tuple(entries), used_decode)
+
+
+def _picked(framework: FrameworkCall | None, problem: AttentionProblem, profile: Profile) -> Pick | Entry:
+    """What ``auto`` means on ``profile``, or an entry that says why it means nothing."""
+    try:
+        return pick(framework or framework_call(DEFAULT_FRAMEWORK), problem, profile)
+    except UnsupportedError as error:
+        return Entry(AUTO, "", profile, problem, error=str(error), automatic=True)
+
+
+def _noted(entry: Entry, note: str, automatic: bool) -> Entry:
+    """``entry`` with ``note`` among its result's warnings."""
+    result = entry.result
+    if note and result is not None:
+        result = replace(result, warnings=(note, *result.warnings))
+    return replace(entry, result=result, automatic=automatic)
 
 
 def _variants(algorithm: str, implementation: str, problem: AttentionProblem) -> list[AttentionProblem]:

@@ -19,6 +19,7 @@ from simulator.problem import DTYPE_BYTES, PASSES, AttentionProblem
 if TYPE_CHECKING:
     import pandas
 
+    from simulator.dispatch.timing import FrameworkCall
     from simulator.profile import Profile
 
 #: Columns that a case must have; blank cells in them make the row an error.
@@ -52,6 +53,8 @@ INPUT_COLUMNS = (
     "timing",
     "gpu",
     "clock_mhz",
+    "framework",
+    "framework_version",
 )
 #: Columns that are added, in order: those of ``Result.row()``.
 OUTPUT_COLUMNS = (
@@ -79,13 +82,14 @@ _FALSE = {"0", "false", "no", "0.0"}
 
 @dataclass(frozen=True)
 class Case:
-    """One row of a table of cases, understood."""
+    """One row of a table of cases, understood. ``framework`` is who chooses the kernel of the algorithm ``auto``."""
 
     algorithm: str
     implementation: str | None
     problem: AttentionProblem
     gpu: str
     conditions: RunOptions
+    framework: FrameworkCall | None = None
 
 
 def predict_frame(
@@ -94,13 +98,15 @@ def predict_frame(
     *,
     overrides: Iterable[str] = (),
     hypothetical: bool = False,
+    framework: str | None = None,
     jobs: int = 1,
     on_row: Callable[[], object] | None = None,
 ) -> pandas.DataFrame:
     """``frame`` with the columns of :data:`OUTPUT_COLUMNS` added; rows, their order and index stay.
 
     ``default_gpu`` (a profile's name or file) serves rows whose ``gpu`` is blank; ``overrides`` are ``--set`` texts
-    applied to every GPU. ``jobs`` > 1 spreads the rows over that many processes, with the same result.
+    applied to every GPU. ``framework`` serves rows whose ``framework`` is blank. ``jobs`` > 1 spreads the rows over
+    that many processes, with the same result.
     ``on_row`` is called after each row. Raises :class:`InputError` when a required column is missing or a column
     already has an output's name.
     """
@@ -111,6 +117,8 @@ def predict_frame(
     cells = {name: [cell_text(value) for value in frame[name]] for name in known}
     rows = [dict(zip(known, values, strict=True)) for values in zip(*cells.values(), strict=True)]
     outputs = []
+    if framework:
+        rows = [row | {"framework": row.get("framework") or framework} for row in rows]
     for output in _predicted(rows, default_gpu, tuple(overrides), hypothetical, jobs):
         outputs.append(output)
         if on_row is not None:
@@ -161,20 +169,29 @@ def predict_row(
 ) -> dict[str, Any]:
     """The output columns of one row of cell texts; numbers are ``None`` where ``error`` says why."""
     from simulator import simulate
+    from simulator.dispatch.automatic import AUTO, not_what_runs, pick
 
     try:
         case = parse_case(row, default_gpu)
+        profile, notes = _profile(case.gpu, overrides), []
+        algorithm, implementation, problem = case.algorithm, case.implementation, case.problem
+        if algorithm == AUTO:
+            picked = pick(case.framework, problem, profile)
+            algorithm, implementation, problem = picked.algorithm, picked.implementation, picked.problem
+            notes.append(picked.note)
+        elif case.framework is not None:
+            notes.append(not_what_runs(case.framework, algorithm, implementation, problem, profile))
         result = simulate(
-            case.algorithm,
-            case.problem,
-            _profile(case.gpu, overrides),
-            implementation=case.implementation,
+            algorithm,
+            problem,
+            profile,
+            implementation=implementation,
             hypothetical=hypothetical,
             **case.conditions.arguments(),
         )
         output = result.row()
-        hypothetical_parts = [f"hypothetical: {line}" for line in result.substitutions]
-        output["warnings"] = "; ".join([*filter(None, [output["warnings"]]), *hypothetical_parts])
+        notes += [f"hypothetical: {line}" for line in result.substitutions]
+        output["warnings"] = "; ".join(filter(None, [output["warnings"], *notes]))
         return {name: output[name] for name in OUTPUT_COLUMNS}
     except InputError as error:
         message = str(error)
@@ -237,7 +254,17 @@ def parse_case(row: Mapping[str, str], default_gpu: str | None = None) -> Case:
         timing=row.get("timing") or RunOptions.timing,
         clock_mhz=_parsed(row, "clock_mhz", float, None, "a clock in MHz, such as 1830"),
     )
-    return Case(algorithm, row.get("implementation") or None, problem, gpu, conditions)
+    implementation = row.get("implementation") or None
+    return Case(algorithm, implementation, problem, gpu, conditions, _framework(row, algorithm, implementation))
+
+
+def _framework(row: Mapping[str, str], algorithm: str, implementation: str | None) -> FrameworkCall | None:
+    from simulator.dispatch.automatic import AUTO, DEFAULT_FRAMEWORK, framework_call
+
+    if algorithm == AUTO and implementation:
+        raise InputError(f"implementation: {implementation!r} with algorithm auto, which chooses it; leave one out")
+    default = DEFAULT_FRAMEWORK if algorithm == AUTO else None
+    return framework_call(row.get("framework") or default, row.get("framework_version"))
 
 
 def _parsed(row: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any, right: str) -> Any:

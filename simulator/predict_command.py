@@ -38,6 +38,10 @@ def predict(
     hypothetical: Annotated[
         bool, typer.Option("--hypothetical", help="Also simulate what the GPU lacks the capability for.")
     ] = False,
+    framework: Annotated[
+        str | None,
+        typer.Option("--framework", help="Whose dispatch: picks for algorithm auto, warns where another kernel runs."),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a row has an error.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes to share the rows.")] = 1,
 ) -> None:
@@ -45,7 +49,8 @@ def predict(
 
     Columns read: algorithm, batch, heads, seqlen_q, head_dim (these five are needed), implementation, pass, dtype,
     causal, kv_heads, seqlen_k, head_dim_v, window, mask, dropout, softcap, num_splits, page_size, kv_capacity,
-    deterministic, seqlens, seqlens_q, seqlens_k, l2_state, timing, gpu, clock_mhz. Blank means the default; other
+    deterministic, seqlens, seqlens_q, seqlens_k, l2_state, timing, gpu, clock_mhz,
+    framework, framework_version. Blank means the default; other
     columns pass through. A row that cannot be predicted says why in its 'error' column.
     """
     from simulator.atomic_write import write_text
@@ -60,10 +65,13 @@ def predict(
     if output is not None and output.exists() and output.samefile(cases):
         raise InputError(f"{output}: would replace the cases by their predictions; write to another file")
     warn_of_near_misses(list(frame.columns))
+    if framework is not None:
+        from simulator.dispatch.automatic import framework_call
+
+        framework_call(framework)
+    options = {"overrides": overrides or (), "hypothetical": hypothetical, "framework": framework}
     with _progress(len(frame)) as on_row:
-        predicted = predict_frame(
-            frame, gpu, overrides=overrides or (), hypothetical=hypothetical, jobs=jobs, on_row=on_row
-        )
+        predicted = predict_frame(frame, gpu, **options, jobs=jobs, on_row=on_row)
     text = csv_text(predicted)
     if output is None:
         sys.stdout.write(text)
