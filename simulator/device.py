@@ -13,6 +13,7 @@ import numpy as np
 from simulator import replay as engine
 from simulator.accesses import Access, kernel_accesses
 from simulator.errors import UnsupportedError
+from simulator.l2_blocks import ACCUMULATE, READ, WRITE
 from simulator.memory import L2, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
@@ -158,7 +159,7 @@ class _Prepared:
                 segment, inner = names.index(trip), loop.var
                 lag = loop.count.const - counts[trip]
         terms = [dict(ix.terms) for ix in (place.head, place.row, place.col)]
-        kind = engine.ACCUMULATE if access.accumulate else engine.WRITE if access.is_write else engine.READ
+        kind = ACCUMULATE if access.accumulate else WRITE if access.is_write else READ
         coefficients = [t.get(v, 0) if v else 0 for t in terms for v in (inner, outer)]
         rows = place.rows * (self.bundle if self.bundle > 1 and "row0" in terms[1] else 1)
         return [
@@ -244,7 +245,10 @@ def run_kernel(
     before = l2.snapshot()
     log_rows = np.zeros((n if log else 0, 3), np.int64)
     latency = physics.memory_latency_factor
-    end, slot_busy, weights, stalls, busy, snap_time, snap_bytes, l2_free, hbm_free = engine.replay(
+    weights = np.zeros((2, len(prepared.segments) + 2, len(LATENCY_GRID_CYCLES)))
+    stalls, busy = np.zeros(3), np.zeros(2)
+    snap_time, snap_bytes = np.zeros(len(snapshots), np.int64), np.zeros((len(snapshots), *before.shape), np.int64)
+    end, slot_busy, l2_free, hbm_free = engine.replay(
         1 if kernel.schedule == "static" else 0,
         plan.simulate,
         slots,
@@ -278,6 +282,15 @@ def run_kernel(
         log_rows,
         np.zeros((0, 3), np.int64) if flow is None else flow,
         flow_ticks,
+        weights,
+        stalls,
+        busy,
+        snap_time,
+        snap_bytes,
+        np.zeros((6, slots), np.int64),
+        np.zeros(profile.num_sms, np.int64),
+        np.zeros(slots + 1, np.int64),
+        np.zeros(slots + 1, np.int64),
     )
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
     end = max(float(end), l2_free, hbm_free)

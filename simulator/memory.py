@@ -15,9 +15,9 @@ from math import exp
 
 import numpy as np
 
+from simulator.l2_blocks import BANDS, LAST_INSIDE, READ, access_tile
 from simulator.problem import DTYPE_BYTES
 from simulator.program import Tensor
-from simulator.replay import BANDS, LAST_INSIDE, READ, access_tile
 
 #: Lines in a set of the L2, assumed for every GPU.
 WAYS = 16
@@ -26,7 +26,7 @@ WIDE_COLS = 512
 
 
 def hit_shares(ways: int | None) -> list[float]:
-    """Share of a block still cached, by band of its reuse distance (bands as in :mod:`simulator.replay`)."""
+    """Share of a block still cached, by band of its reuse distance (bands as in :mod:`simulator.l2_blocks`)."""
     if ways is None:
         return [1.0] * (LAST_INSIDE + 1) + [0.0] * (BANDS - LAST_INSIDE - 1)
     shares = [1.0]
@@ -42,7 +42,7 @@ def hit_shares(ways: int | None) -> list[float]:
 
 @dataclass
 class L2:
-    """The cache and its counters; arrays are what :mod:`simulator.replay` works on."""
+    """The cache and its counters; arrays are what :mod:`simulator.l2_blocks` works on."""
 
     names: list[str]
     shape: np.ndarray

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from law_settings import laws
 
+from simulator.l2_blocks import LAST_INSIDE, READ, WRITE, access_tile
 from simulator.memory import L2
 from simulator.program import Tensor
-from simulator.replay import LAST_INSIDE, READ, WRITE, access_tile
 
 
 def cache_of(capacity: int, rows: int = 4096, block_rows: int = 64, ways: int | None = None) -> L2:
