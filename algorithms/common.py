@@ -33,6 +33,10 @@ class Implementation:
     passes: tuple[str, ...] = ("fwd",)
     forward_features: frozenset[str] = frozenset()
 
+    def features_of(self, pass_: str) -> frozenset[str]:
+        """The optional features that a call of this pass may use."""
+        return self.features | (self.forward_features if pass_ == "fwd" else frozenset())
+
 
 #: What a mask does to the fused kernels, and to a call of PyTorch's SDPA (sdp_utils.cpp: its filters and their order).
 _NO_MASK = (
@@ -83,8 +87,7 @@ def check_supported(problem: AttentionProblem, implementation: Implementation) -
             f"pass {problem.pass_!r} is not modelled for {implementation.name}; "
             f"it has {', '.join(implementation.passes)}"
         )
-    features = implementation.features | (implementation.forward_features if problem.pass_ == "fwd" else frozenset())
-    missing = sorted(used_features(problem) - features)
+    missing = sorted(used_features(problem) - implementation.features_of(problem.pass_))
     if missing == ["mask"]:
         raise UnsupportedError(f"mask {problem.mask!r}: {implementation.name} {_NO_MASK}")
     if missing:

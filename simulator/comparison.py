@@ -149,8 +149,9 @@ def matmul_path(result: Result) -> str:
 
 
 def decode_problem(problem: AttentionProblem) -> AttentionProblem:
-    """The decode step of ``problem``: one query token on the same keys; itself when it is one already."""
-    return problem if problem.seqlen_q <= DECODE_QUERIES else problem.with_(seqlen_q=1, seqlens_q=None)
+    """The decode step of ``problem``: one query token on the same keys; itself when it is one already, or trains."""
+    keep = problem.seqlen_q <= DECODE_QUERIES or problem.pass_ != "fwd"
+    return problem if keep else problem.with_(seqlen_q=1, seqlens_q=None)
 
 
 def parse_algorithm(name: str) -> tuple[str, str | None]:
@@ -204,8 +205,8 @@ def compare(
                 note = chosen.note
             elif framework is not None:
                 note = not_what_runs(framework, algorithm, implementation, asked, profile)
-            implementation = implementation or default_implementation(algorithm, profile)
-            base = (profile.name, BASELINE, default_implementation(BASELINE, profile), padded(asked))
+            implementation = implementation or default_implementation(algorithm, profile, asked)
+            base = (profile.name, BASELINE, default_implementation(BASELINE, profile, asked), padded(asked))
             for variant in _variants(algorithm, implementation, asked):
                 keys = [base, (profile.name, algorithm, implementation, variant)]
                 for key in keys:
@@ -251,7 +252,7 @@ def _variants(algorithm: str, implementation: str, problem: AttentionProblem) ->
     if not is_varlen(problem):
         return [problem]
     kernels = algorithm_module(algorithm).IMPLEMENTATIONS[implementation]
-    takes_lengths = "varlen" in kernels.features | kernels.forward_features
+    takes_lengths = "varlen" in kernels.features_of(problem.pass_)
     return [problem, padded(problem)] if takes_lengths else [padded(problem)]
 
 

@@ -104,23 +104,26 @@ def with_confidence(result: Result, profile: Profile) -> Result:
     if not bands:
         return replace(result, warnings=(*result.warnings, f"{profile.name} has no calibration: time is unvalidated"))
     problem = result.problem
-    keys = (
-        f"{result.algorithm}/{problem.pass_}/{kind_of(problem, result.time_us)}",
-        f"{result.algorithm}/{problem.pass_}",
-        "all",
-    )
-    key = next(k for k in keys if k in bands)
-    band = bands[key]
-    low, high = result.time_us * band["low"], result.time_us * band["high"]
+    # both passes in one call were never measured as such: it is as good as the worse of them
+    passes = ("fwd", "bwd") if problem.pass_ == "fwd_bwd" else (problem.pass_,)
+    keys = [_band_key(bands, result.algorithm, pass_, kind_of(problem, result.time_us)) for pass_ in passes]
+    low = result.time_us * min(bands[key]["low"] for key in keys)
+    high = result.time_us * max(bands[key]["high"] for key in keys)
     warnings = list(result.warnings)
-    if key == "all":
-        warnings.append(f"{result.algorithm} {problem.pass_} was never validated")
+    if "all" in keys:
+        never = [pass_ for pass_, key in zip(passes, keys, strict=True) if key == "all"]
+        warnings.append(f"{result.algorithm} {' and '.join(never)} was never validated")
     else:
-        warnings += _outside(band, problem)
+        warnings += dict.fromkeys(text for key in keys for text in _outside(bands[key], problem))
     source = profile.calibration.source
     if source is not None and source != profile.name:
         warnings.append(f"interval is {source}'s: {profile.name} was not calibrated itself")
     return replace(result, time_low_us=low, time_high_us=high, warnings=tuple(warnings))
+
+
+def _band_key(bands: Mapping, algorithm: str, pass_: str, kind: str) -> str:
+    """The narrowest group of residuals that holds such a call."""
+    return next(key for key in (f"{algorithm}/{pass_}/{kind}", f"{algorithm}/{pass_}", "all") if key in bands)
 
 
 def _outside(band: Mapping, problem: AttentionProblem) -> list[str]:

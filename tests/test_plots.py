@@ -150,6 +150,27 @@ def test_many_launches_have_room_for_their_labels(profile):
     assert_inside(figure)
 
 
+def test_labels_of_bandwidth_lines_lie_along_them_and_cover_no_mark(profile, results):
+    figure, (ax,) = plot_roofline(results, [profile])
+    figure.draw_without_rendering()
+    labels = [t for t in ax.texts if t.get_text().endswith("TB/s")]
+    marks = [line for line in ax.lines if line.get_marker() not in ("None", "")]
+    points = ax.transData.transform([(line.get_xdata()[0], line.get_ydata()[0]) for line in marks])
+    assert [t.get_text().split()[0] for t in labels] == ["HBM", "L2", "SMEM"] and len(points) > 9
+    for label in labels:
+        angle = np.radians(label.get_rotation())
+        (low, high) = ax.transData.transform([(1.0, 1e12), (10.0, 1e13)])
+        assert np.tan(angle) == pytest.approx((high - low)[1] / (high - low)[0], rel=1e-3)
+        label.set_rotation(0)
+        box = label.get_window_extent()
+        along, across = (
+            (points - ax.transData.transform(label.xy)) @ np.array(v)
+            for v in ((np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle)))
+        )
+        covered_marks = (along > 0) & (along < box.width) & (across > 0) & (across < box.height)
+        assert not covered_marks.any(), label.get_text()
+
+
 def test_measured_points_stand_beside_the_predicted_ones(profile, results, tmp_path):
     from simulator.plots.measured import measured_points
 

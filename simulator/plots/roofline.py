@@ -6,6 +6,7 @@ at each level of memory. Solid ceilings are the profile's numbers, dashed ones w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -167,18 +168,89 @@ def plot_roofline(
         for ax, gpu in zip(axes, gpus, strict=True):
             _panel(ax, gpu, [row for row in rows if row["gpu"] == gpu], height - 1.1)
         _legend(figure, rows)
-        _turn_labels(figure, axes)
+        _place_labels(figure, axes)
     return figure, axes
 
 
-def _turn_labels(figure, axes) -> None:
-    """Turn the labels of bandwidth lines along them: on log-log axes all have the slope that the layout gives."""
+def _place_labels(figure, axes) -> None:
+    """Turn the labels of bandwidth lines along them and move them to where they cover no mark and cross no line.
+
+    On log-log axes all these lines have the one slope that the layout gives; so this comes after the layout.
+    """
+    import numpy as np
+
     figure.draw_without_rendering()
     for ax in axes:
-        for label in ax.texts:
-            if label.get_gid() == _ALONG_A_LINE:
-                (x0, y0), (x1, y1) = ax.transData.transform([label.xy, (10 * label.xy[0], 10 * label.xy[1])])
-                label.set_rotation(math.degrees(math.atan2(y1 - y0, x1 - x0)))
+        marks, lines = _obstacles(ax)
+        box = ax.get_window_extent()
+        for label in [text for text in ax.texts if text.get_gid() == _ALONG_A_LINE]:
+            first, second = ax.transData.transform([label.xy, (10 * label.xy[0], 10 * label.xy[1])])
+            along = (second - first) / np.hypot(*(second - first))
+            across = np.array([-along[1], along[0]])
+            width, height = _text_size(label)
+            # places along the line, from below, on either side of it; half a letter from the axes' edge
+            far = min((box.x1 - first[0]) / along[0], (box.y1 - first[1]) / along[1]) - width - height
+            edge = 0.4 * height - min(0.0, across[0]) * height
+            best = None
+            for start in np.linspace(edge, max(far, edge), 60):
+                for side in (0.25 * height, -1.35 * height):
+                    corner = first + (start - side * across[0] / along[0]) * along + side * across
+                    cost = _clashes(corner, along, across, width, height, marks, lines)
+                    if best is None or cost < best[0]:
+                        best = (cost, corner)
+            label.set_rotation(np.degrees(np.arctan2(along[1], along[0])))
+            x, y = ax.transData.inverted().transform(best[1])
+            label.xyann = (0, 0)
+            label.xy = (x, y)
+            # a label is in the way of the next one
+            x = np.linspace(0.0, width, 12)[:, None]
+            marks = np.vstack([marks, best[1] + x * along, best[1] + x * along + height * across])
+
+
+def _text_size(label) -> tuple[float, float]:
+    """Width and height of an unturned ``label``, pixels."""
+    label.set_rotation(0.0)
+    extent = label.get_window_extent()
+    return extent.width, extent.height
+
+
+def _obstacles(ax):
+    """Pixels of an axes' marks ``[n, 2]``, and of its lines and leaders as sampled points ``[m, 2]``."""
+    import numpy as np
+
+    marks, lines = [np.zeros((0, 2))], [np.zeros((0, 2))]
+    for line in ax.lines:
+        points = ax.transData.transform(np.column_stack(line.get_data()))
+        if line.get_marker() not in ("None", None, ""):
+            marks.append(points)
+        else:
+            lines.append(_sampled(points))
+    for text in ax.texts:
+        if text.get_gid() != _ALONG_A_LINE and text.arrow_patch is not None:
+            ends = np.array([ax.transData.transform(text.xy), ax.transAxes.transform(text.xyann)])
+            lines.append(_sampled(ends))
+    return np.vstack(marks), np.vstack(lines)
+
+
+def _sampled(points):
+    """Points a few pixels apart along a polyline."""
+    import numpy as np
+
+    parts = []
+    for a, b in itertools.pairwise(points):
+        steps = max(2, int(np.hypot(*(b - a)) / 3))
+        parts.append(a + np.linspace(0.0, 1.0, steps)[:, None] * (b - a))
+    return np.vstack(parts)
+
+
+def _clashes(corner, along, across, width: float, height: float, marks, lines) -> float:
+    """How much a turned text box with its lower left at ``corner`` covers: marks weigh most."""
+
+    def inside(points, margin: float) -> int:
+        x, y = (points - corner) @ along, (points - corner) @ across
+        return int(((x > -margin) & (x < width + margin) & (y > -margin) & (y < height + margin)).sum())
+
+    return 1000.0 * inside(marks, 0.5 * height) + inside(lines, -0.05 * height)
 
 
 def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
@@ -199,7 +271,7 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     ax.set_title(gpu, loc="left", fontweight="bold")
     ax.grid(True, which="major", color=FAINT, lw=0.5)
     ax.set_axisbelow(True)
-    _bandwidth_lines(ax, bandwidth, top, x_low, y_low, points)
+    _bandwidth_lines(ax, bandwidth, top, x_low, y_low)
     labels = _compute_lines(ax, compute, max(bandwidth.values()), x_high)
     by_kernel: dict[tuple, list[Row]] = {}
     for row in points:
@@ -228,40 +300,19 @@ def _short(kernel: str, most: int = 22) -> str:
     return kernel if len(kernel) <= most else kernel[: most - 1] + "…"
 
 
-def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float, points: list[Row]) -> None:
-    spec = {level: value for (level, quality), value in bandwidth.items() if quality == "spec"}
+def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float) -> None:
     for (level, quality), value in bandwidth.items():
         ax.plot(
             [y_low / value / 10, top / value], [y_low / 10, top], color=MUTED if quality == "sustained" else INK,
             lw=1.1 if quality == "spec" else 0.8, ls=_DASHES[quality], zorder=1,
         )  # fmt: skip
         if quality == "spec":
-            # above its line, one after another where two lines are close; the lowest one's below, where none runs
-            below = value == min(spec.values())
-            close = any(value < other < 3 * value for other in spec.values())
-            x = max(x_low, y_low / value) * (2.5 if below else 10 if close else 1.3)
-            x = _free_place(x, value / (3.0 if below else 1.0), points)
+            # where it stands along the line is found when the layout is known
+            x = max(x_low, y_low / value)
             ax.annotate(
-                f"{level} {value / 1e12:.3g} TB/s", (x, x * value), xytext=(0, -4 if below else 3),
-                textcoords="offset points", va="top" if below else "baseline", rotation_mode="anchor",
-                fontsize=7.5, color=INK, zorder=1.2, gid=_ALONG_A_LINE,
-                bbox=None if below else {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+                f"{level} {value / 1e12:.3g} TB/s", (x, x * value), xytext=(0, 0), textcoords="offset points",
+                va="bottom", rotation_mode="anchor", fontsize=7.5, color=INK, zorder=1.2, gid=_ALONG_A_LINE,
             )  # fmt: skip
-
-
-def _free_place(x: float, bytes_per_s: float, points: list[Row]) -> float:
-    """The first intensity from ``x`` on at which a label along a bandwidth line covers no mark."""
-    for _ in range(12):
-        covered = [
-            point
-            for point in points
-            if 0.85 * x < point["flop_per_byte"] < 6 * x
-            and 0.8 < point["flop_per_s"] / (point["flop_per_byte"] * bytes_per_s) < 3.2
-        ]
-        if not covered:
-            break
-        x *= 1.5
-    return x
 
 
 def _compute_lines(ax, compute: list[Row], steepest: float, x_high: float) -> list[tuple]:
