@@ -73,6 +73,15 @@ def test_a_decode_problem_is_everyones(stub, queries):
     assert [entry.problem for entry in comparison.entries] == [problem] * 2
 
 
+@pytest.mark.parametrize("pass_", ["bwd", "fwd_bwd"])
+def test_training_runs_kernels_that_have_its_pass(pass_):
+    problem = AttentionProblem(heads=4, seqlen_q=256, head_dim=64, pass_=pass_)
+    comparison = compare(problem, [load_profile("h100_sxm")], ["fa3", "flash_decoding"])
+    fa3, decoding = comparison.entries
+    assert (fa3.implementation, fa3.result.problem.pass_) == ("flash_attn_4_sm90", pass_)
+    assert comparison.decode_problem is None and "pass" in decoding.error
+
+
 def test_standard_is_the_yardstick_even_when_not_asked_for(stub):
     (entry,) = compare(PROBLEM, [load_profile("h100_sxm")], ["fa2"]).entries
     assert entry.speedup == 5.0

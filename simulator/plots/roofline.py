@@ -236,7 +236,7 @@ def _sampled(points):
     """Points a few pixels apart along a polyline."""
     import numpy as np
 
-    parts = []
+    parts = [points[-1:]]
     for a, b in itertools.pairwise(points):
         steps = max(2, int(np.hypot(*(b - a)) / 3))
         parts.append(a + np.linspace(0.0, 1.0, steps)[:, None] * (b - a))
