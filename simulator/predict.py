@@ -53,8 +53,8 @@ INPUT_COLUMNS = (
     "timing",
     "gpu",
     "clock_mhz",
-    "framework",
-    "framework_version",
+    "dispatch_framework",
+    "dispatch_version",
 )
 #: Columns that are added, in order: those of ``Result.row()``.
 OUTPUT_COLUMNS = (
@@ -105,10 +105,9 @@ def predict_frame(
     """``frame`` with the columns of :data:`OUTPUT_COLUMNS` added; rows, their order and index stay.
 
     ``default_gpu`` (a profile's name or file) serves rows whose ``gpu`` is blank; ``overrides`` are ``--set`` texts
-    applied to every GPU. ``framework`` serves rows whose ``framework`` is blank. ``jobs`` > 1 spreads the rows over
-    that many processes, with the same result.
-    ``on_row`` is called after each row. Raises :class:`InputError` when a required column is missing or a column
-    already has an output's name.
+    applied to every GPU. ``framework`` serves rows whose ``dispatch_framework`` is blank. ``jobs`` > 1 spreads the rows
+    over that many processes, with the same result. ``on_row`` is called after each row. Raises :class:`InputError`
+    when a required column is missing or a column already has an output's name.
     """
     import pandas
 
@@ -118,7 +117,7 @@ def predict_frame(
     rows = [dict(zip(known, values, strict=True)) for values in zip(*cells.values(), strict=True)]
     outputs = []
     if framework:
-        rows = [row | {"framework": row.get("framework") or framework} for row in rows]
+        rows = [row | {"dispatch_framework": row.get("dispatch_framework") or framework} for row in rows]
     for output in _predicted(rows, default_gpu, tuple(overrides), hypothetical, jobs):
         outputs.append(output)
         if on_row is not None:
@@ -264,7 +263,7 @@ def _framework(row: Mapping[str, str], algorithm: str, implementation: str | Non
     if algorithm == AUTO and implementation:
         raise InputError(f"implementation: {implementation!r} with algorithm auto, which chooses it; leave one out")
     default = DEFAULT_FRAMEWORK if algorithm == AUTO else None
-    return framework_call(row.get("framework") or default, row.get("framework_version"))
+    return framework_call(row.get("dispatch_framework") or default, row.get("dispatch_version"))
 
 
 def _parsed(row: Mapping[str, str], name: str, parse: Callable[[str], Any], default: Any, right: str) -> Any:

@@ -50,7 +50,7 @@ def predict(
     Columns read: algorithm, batch, heads, seqlen_q, head_dim (these five are needed), implementation, pass, dtype,
     causal, kv_heads, seqlen_k, head_dim_v, window, mask, dropout, softcap, num_splits, page_size, kv_capacity,
     deterministic, seqlens, seqlens_q, seqlens_k, l2_state, timing, gpu, clock_mhz,
-    framework, framework_version. Blank means the default; other
+    dispatch_framework, dispatch_version. Blank means the default; other
     columns pass through. A row that cannot be predicted says why in its 'error' column.
     """
     from simulator.atomic_write import write_text

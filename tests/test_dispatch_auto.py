@@ -55,7 +55,7 @@ def test_predict_auto_is_the_picked_kernels_prediction():
     [row] = predict_frame(frame(kv_heads=8), "a100_sxm4_80gb").to_dict("records")
     assert row["error"] == "" and row["time_us"] == simulate("fa2", SMALL, A100).time_us
     assert "torch 2.11 runs flash" in row["warnings"]
-    [old] = predict_frame(frame(framework="torch", framework_version="2.5"), "h100_sxm").to_dict("records")
+    [old] = predict_frame(frame(dispatch_framework="torch", dispatch_version="2.5"), "h100_sxm").to_dict("records")
     assert old["time_us"] == simulate("fa2", SMALL, H100).time_us
     assert "torch 2.5 runs flash" in old["warnings"]
 
@@ -71,7 +71,7 @@ def test_predict_warns_when_another_kernel_would_run():
     [warned] = predict_frame(frame(algorithm="fa2"), "h100_sxm", framework="torch").to_dict("records")
     assert "would run" not in plain["warnings"] and plain["time_us"] == warned["time_us"]
     assert "torch 2.11 would run cudnn here, not fa2: cudnn comes before flash" in warned["warnings"]
-    asked = frame(algorithm="fa2", causal=1, seqlen_k=1024, framework="torch")
+    asked = frame(algorithm="fa2", causal=1, seqlen_k=1024, dispatch_framework="torch")
     [causal] = predict_frame(asked, "a100_sxm4_80gb").to_dict("records")
     assert "would run efficient here, not fa2: is_causal with 512 queries and 1024 keys" in causal["warnings"]
 
@@ -122,5 +122,5 @@ def test_mistakes(capsys, tmp_path):
     assert "is unknown" in failure(capsys, "predict", str(cases), "--gpu", "h100_sxm", "--framework", "jaxx")
     [row] = predict_frame(frame(implementation="torch_flash"), "h100_sxm").to_dict("records")
     assert "leave one out" in row["error"]
-    [row] = predict_frame(frame(framework="tensorflow"), "h100_sxm").to_dict("records")
+    [row] = predict_frame(frame(dispatch_framework="tensorflow"), "h100_sxm").to_dict("records")
     assert "framework: 'tensorflow' is unknown" in row["error"]

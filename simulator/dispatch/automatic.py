@@ -30,7 +30,7 @@ def framework_call(framework: str | None, version: str | None = None) -> Framewo
     """The framework that options or columns name; ``None`` when none is. A version alone is an error."""
     if not framework:
         if version:
-            raise InputError(f"framework_version: {version!r} without a framework; name one, such as torch")
+            raise InputError(f"framework version: {version!r} without a framework; name one, such as torch")
         return None
     return FrameworkCall(find_rules(framework, version or None)[0])
 

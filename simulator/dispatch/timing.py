@@ -72,7 +72,7 @@ def time_of_hoped(
     instructions for), without a mask and in bf16 instead of fp32 where that is what keeps it out."""
     from simulator.comparison import parse_algorithm
 
-    algorithm, implementation = parse_algorithm(wanted) if wanted else (_fastest(problem, profile), None)
+    algorithm, implementation = parse_algorithm(wanted) if wanted else (fastest_algorithm(problem, profile), None)
     change, left_out = {}, []
     if algorithm != "standard" and problem.mask is not None:
         change["mask"] = None
@@ -84,7 +84,8 @@ def time_of_hoped(
     return _timed(model, problem, profile, conditions, ", ".join(left_out))
 
 
-def _fastest(problem: AttentionProblem, profile: Profile) -> str:
+def fastest_algorithm(problem: AttentionProblem, profile: Profile) -> str:
+    """The algorithm that one hopes for: the newest that the GPU has the instructions for."""
     if problem.pass_ == "fwd" and problem.seqlen_q <= _DECODE_QUERIES < problem.seqlen_k:
         return "flash_decoding"
     return "fa3" if {"wgmma", "tma"} <= profile.capabilities and problem.dropout == 0 else "fa2"
