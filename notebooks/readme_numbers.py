@@ -171,6 +171,8 @@ def output(command: str, until: str = "") -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "compare": lambda: output("compare --gpu h100_sxm"),
     "why": lambda: output("why fa1 standard --gpu a100_sxm4_80gb", until="fa1  standard"),
+    "dispatch": lambda: output("dispatch --gpu h200_sxm --dtype fp32 --gqa 4 --seqlen 2048"),
+    "explain": lambda: output("explain --gpu h200_sxm --time-us 1850"),
     "h200": h200,
     "h100": h100,
     "a100": a100,
