@@ -32,6 +32,7 @@ from algorithms.common import (
 from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.fa2_backward import build_backward
 from algorithms.heuristics import fa2_key_loop, fa2_launch
+from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
 from algorithms.passes import build_passes, check_tiles_are_of_forward
@@ -410,6 +411,7 @@ def build_forward(
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("mma_sync", gpu),
         compute_dtype=problem.dtype,
+        in_step_iterations=IN_STEP_ITERATIONS["torch_flash", "fwd"],
     )
     return Program(
         "fa2",

@@ -25,6 +25,7 @@ from algorithms.common import (
     mask_op,
 )
 from algorithms.counted import residual_instructions, spread_over_matmuls
+from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import BackwardTile, backward_row_blocks, fa2_backward_tile
 from simulator.errors import UnsupportedError
@@ -318,6 +319,7 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu:
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("mma_sync", gpu),
         compute_dtype=p.dtype,
+        in_step_iterations=IN_STEP_ITERATIONS["torch_flash", "bwd"],
     )
 
 

@@ -35,6 +35,7 @@ from algorithms.fa3_backward import build_backward
 from algorithms.fa3_fp8 import adapt as adapt_to_fp8
 from algorithms.fa3_tiles import fit_tile, forward_tile
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
+from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile
 from algorithms.kernels_common import registers_at_launch
@@ -418,6 +419,7 @@ def build_forward(
         path=instruction_path("wgmma", gpu),
         compute_dtype=problem.dtype,
         semaphores=(("turn0", 1),),
+        in_step_iterations=IN_STEP_ITERATIONS["flash_attn_3", "fwd"],
     )
     return Program(
         "fa3",

@@ -6,6 +6,8 @@ fills that GQA's fp32 dK and dV need, rowsum(dO * O) with dQ's zero fill, and th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, row_grid, zero_fill
@@ -18,6 +20,7 @@ from algorithms.common import (
     instruction_path,
 )
 from algorithms.fa3_backward_roles import roles
+from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.kernel_tables import BackwardTile, backward_row_blocks, fa3_backward_tile
 from algorithms.kernels_common import registers_at_launch
 from simulator.errors import UnsupportedError
@@ -162,11 +165,12 @@ def build_backward(
                 helpers[f"bwd_postprocess_{name}"].threads, factor, gpu, 1, t.tile_n * cols * 4,
             )
         )  # fmt: skip
+    main = replace(_main_kernel(p, t, tensors, gpu), in_step_iterations=IN_STEP_ITERATIONS[impl.name, "bwd"])
     return Program(
         "fa3",
         impl.name,
         p,
-        (*before, _main_kernel(p, t, tensors, gpu), *after),
+        (*before, main, *after),
         {k: tensors[k] for k in ("Q", "K", "V", "O", "LSE", "dO")},
         {k: tensors[k] for k in ("dQ", "dK", "dV")},
         compulsory_bytes(tensors.values()),

@@ -51,7 +51,8 @@ def kernel_accesses(kernel: Kernel) -> list[Access]:
     return [access for role in kernel.roles for access in _role_accesses(role)]
 
 
-def _values(index: Index, env) -> np.ndarray:
+def index_values(index: Index, env) -> np.ndarray:
+    """``index`` at ``env``: an int64 array over the CTAs, or a scalar where no coordinate enters."""
     return np.asarray(index.at(env), dtype=np.int64)
 
 
@@ -68,9 +69,9 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
     n = kernel.ctas
 
     def rectangle(env) -> np.ndarray:
-        rows = _clipped(_values(place.row, env), place.rows, tensor.rows)
-        cols = _clipped(_values(place.col, env), place.cols, tensor.cols)
-        head = _values(place.head, env)
+        rows = _clipped(index_values(place.row, env), place.rows, tensor.rows)
+        cols = _clipped(index_values(place.col, env), place.cols, tensor.cols)
+        head = index_values(place.head, env)
         inside = (head >= 0) & (head < tensor.heads)
         return np.broadcast_to(rows * cols * inside * size, (n,))
 
@@ -78,7 +79,7 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
         if not loops:
             return rectangle(env)
         loop, rest = loops[0], loops[1:]
-        count = np.broadcast_to(np.maximum(_values(loop.count, env), 0), (n,))
+        count = np.broadcast_to(np.maximum(index_values(loop.count, env), 0), (n,))
         most = int(count.max(initial=0))
         if not rest:
             quick = _contiguous(loop, count, env)
@@ -93,9 +94,9 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
         """Adjacent tiles along rows or columns add up to one rectangle: no iteration needed."""
         coefficient = {axis: dict(getattr(place, axis).terms).get(loop.var, 0) for axis in ("row", "col", "head")}
         at0 = env | {loop.var: 0}
-        head = _values(place.head, at0)
+        head = index_values(place.head, at0)
         inside = (head >= 0) & (head < tensor.heads)
-        row, col = _values(place.row, at0), _values(place.col, at0)
+        row, col = index_values(place.row, at0), index_values(place.col, at0)
         rows, cols = _clipped(row, place.rows, tensor.rows), _clipped(col, place.cols, tensor.cols)
         if coefficient["head"]:
             return None

@@ -19,6 +19,7 @@ from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
 from simulator.program import Kernel
+from simulator.read_sharing import unseen_read_bytes
 from simulator.sm import TICKS_PER_CYCLE
 from simulator.sm_costs import CAUSES, SmSpec
 from simulator.sm_timing import SmTiming, timing_of
@@ -308,6 +309,11 @@ def run_kernel(
             counter += extra
         scale = (end + repeats * step_time) / end
         end += repeats * step_time
+    for name, unseen in unseen_read_bytes(kernel, profile.l2_read_sharers).items():
+        tensor = l2.names.index(name)
+        traffic[0, tensor] -= unseen
+        # without a cache what is asked once is fetched once
+        traffic[2, tensor] = min(traffic[2, tensor], traffic[0, tensor])
     waits = _waits(weights, stalls, timings, prepared, end / scale * slots, slot_busy)
     return KernelRun(
         end / TICKS_PER_CYCLE,

@@ -76,6 +76,7 @@ SCALAR_KEYS: dict[str, Key] = {
     "l2_partitions": _count("L2 partitions"),
     "l2_bandwidth_bytes_per_s": _bandwidth("L2 read bandwidth that all SMs together see"),
     "l2_latency_s": _time("L2 hit latency"),
+    "l2_read_sharers": _count("neighbouring SMs whose equal reads in step reach L2 once (1: none)"),
     "l2_to_sm_bandwidth_bytes_per_cycle_per_sm": Key("B/cycle", "bytes/cycle", "one SM's port to L2"),
     "hbm_bytes": _size("device memory"),
     "hbm_bandwidth_bytes_per_s": _bandwidth("datasheet HBM bandwidth"),
@@ -199,6 +200,7 @@ class Profile:
     l2_partitions: int = field(init=False)
     l2_bandwidth_bytes_per_s: float = field(init=False)
     l2_latency_s: float = field(init=False)
+    l2_read_sharers: int = field(init=False)
     l2_to_sm_bandwidth_bytes_per_cycle_per_sm: float = field(init=False)
     hbm_bytes: int = field(init=False)
     hbm_bandwidth_bytes_per_s: float = field(init=False)

@@ -250,7 +250,8 @@ class Kernel:
     ``coords`` maps each coordinate to an integer array over the CTAs in launch order. ``trips`` lists the
     coordinates that count iterations. ``schedule`` is ``grid`` (hardware order), ``static`` (persistent, CTA i
     on slot i modulo slots) or ``dynamic`` (persistent, next tile to the first free slot).
-    ``path`` is the tensor instruction path, ``compute_dtype`` the type its operands have.
+    ``path`` is the tensor instruction path, ``compute_dtype`` the type its operands have. ``in_step_iterations`` is
+    the loop length at which half the reads that neighbouring CTAs have in common are still in step (0: none ever are).
     """
 
     name: str
@@ -266,6 +267,7 @@ class Kernel:
     compute_dtype: str = "bf16"
     semaphores: tuple[tuple[str, int], ...] = ()
     coord_order: str = ""
+    in_step_iterations: float = 0.0
 
     @property
     def ctas(self) -> int:

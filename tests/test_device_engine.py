@@ -215,13 +215,17 @@ def test_tile_quantisation_is_paid():
 # What order does to L2 -----------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_cta_order_decides_how_often_l2_is_missed():
-    """128k tokens, causal, GQA on an H200: 373 GB in FA2's order, 8.2 GB in FA3's (counted); 1.6 GB are unique."""
+    """128k tokens, causal, GQA on an H200: 373 GB in FA2's order, 8.2 GB in FA3's (counted); 1.6 GB are unique.
+
+    SMs ask for 1.10 TB in either; in FA3's, neighbours ask together and L2 counts 0.943 TB (1.10 in FA2's).
+    """
     problem = AttentionProblem(heads=32, kv_heads=8, seqlen_q=131072, head_dim=128, causal=True)
     read = {}
     for algorithm in ("fa2", "fa3"):
         result = simulate(algorithm, problem, GPU, clock_mhz=1500)
         read[algorithm] = result.hbm_read_bytes
-        assert result.l2_read_bytes == pytest.approx(1.10e12, rel=0.02)
+        counted = {"fa2": 1.10e12, "fa3": 0.943e12}[algorithm]
+        assert result.l2_read_bytes == pytest.approx(counted, rel=0.04)
     assert 4e9 < read["fa3"] < 16e9
     assert read["fa2"] > 5 * read["fa3"]
 
