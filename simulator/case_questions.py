@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from algorithms import build_program
 from simulator.accesses import sm_traffic
-from simulator.errors import InputError, UnsupportedError
+from simulator.case_questions_more import MORE, refuses
+from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile, load_profile
 from simulator.simulation import simulate
@@ -89,14 +90,7 @@ def _lesser_ampere() -> Profile:
 def fa1_backward_smem() -> Answer:
     problem = AttentionProblem(heads=8, seqlen_q=1024, head_dim=128, dtype="fp16", pass_="bwd")
 
-    def runs(gpu: Profile) -> bool:
-        try:
-            build_program("fa1", problem, gpu)
-        except (UnsupportedError, InputError):
-            return False
-        return True
-
-    large, small = runs(load_profile("a100_sxm4_80gb")), runs(_lesser_ampere())
+    large, small = (not refuses("fa1", problem, gpu) for gpu in (load_profile("a100_sxm4_80gb"), _lesser_ampere()))
     text = f"163 KiB: {'runs' if large else 'refused'}; 99 KiB: {'runs' if small else 'refused'}"
     return text, "", _verdict(large and not small), "SMEM of the backward tile against the SM's"
 
@@ -138,7 +132,7 @@ def math_workspace() -> Answer:
     return f"{peak / 1e9:.1f} GB held at 8k", "", _verdict(peak > 2 * scores), note
 
 
-QUESTIONS = (
+_FIRST = (
     Question(
         6,
         "FA2 decode splits, 40/8 heads, cache of 1024, 132 SMs",
@@ -155,6 +149,7 @@ QUESTIONS = (
     Question(45, "does O travel again for every key block?", "FA1 yes, FA2 no", io_counts),
     Question(46, "322 TFLOP/s on a part of 312", "causal halving left out", causal_flops),
 )
+QUESTIONS = (*_FIRST, *(Question(*entry) for entry in MORE))
 
 NOTES = {
     1: "the H20 is bound by padded tensor work, the H100 by memory. The H100's variant is not stated: 1.85 TB/s is 55 %"
@@ -164,9 +159,5 @@ NOTES = {
     "which is not modelled.",
     11: "FlashMLA's rows are compared with FA3's MLA kernel, which streams the same bytes.",
     12: "as 11, on the H20: tensor-bound, so that the low bandwidth is right.",
-    40: "a wrong result of a library: not a question of time or bytes.",
-    41: "a flag dropped by a library; here deterministic is either honoured or refused.",
     42: "shape not stated: no prediction; 70 times off the other GPU is a fault, as the thread concluded.",
-    48: "power against the data's bit pattern is not modelled.",
-    49: "a layer against a bare kernel: not comparable.",
 }

@@ -94,10 +94,15 @@ def runnable(row: dict[str, str]) -> tuple[dict[str, str] | None, str]:
     return row, remark
 
 
+def has_number(row: dict[str, str]) -> bool:
+    """Whether a row holds a measured time or rate."""
+    return bool(row["measured_time_us"]) or row["source_metric"] == "tflops"
+
+
 def number_line(row: dict[str, str], output: dict[str, object] | None, remark: str) -> Line:
     """The table's row of one measured number."""
     measured_us = float(row["measured_time_us"]) if row["measured_time_us"] else None
-    measured = time_text(measured_us) if measured_us else ""
+    measured = time_text(measured_us) if measured_us else f"{row['measured_tflops']} TFLOP/s"
     case = int(row["case"])
     if output is None or output["error"]:
         note = remark if output is None else f"{remark} {output['error']}".strip()
@@ -135,7 +140,7 @@ def lines(jobs: int = 1) -> list[Line]:
     found = [
         number_line(row, output, remark)
         for row, output, (_, remark) in zip(rows, outputs, inputs, strict=True)
-        if row["measured_time_us"]
+        if has_number(row)
     ]
     found += [Line(q.case, q.asked, q.measured, *q.answer()) for q in QUESTIONS]
     return sorted(found, key=lambda line: line.case)

@@ -4,8 +4,18 @@ import re
 
 import pytest
 
-from simulator.case_questions import NOTES, QUESTIONS
-from simulator.case_table import HEADINGS, WITHIN, asked, case_rows, number_line, runnable, table, table_path
+from simulator.case_questions import QUESTIONS
+from simulator.case_table import (
+    HEADINGS,
+    WITHIN,
+    asked,
+    case_rows,
+    has_number,
+    number_line,
+    runnable,
+    table,
+    table_path,
+)
 from simulator.predict import predict_row
 
 
@@ -18,16 +28,17 @@ def committed():
 def test_every_measured_number_and_every_question_has_its_line():
     found = {(row["case"], row["asked"]) for row in committed()}
     for row in case_rows():
-        if row["measured_time_us"]:
+        if has_number(row):
             assert (row["case"], asked(row)) in found
     for question in QUESTIONS:
         assert (str(question.case), question.asked) in found
 
 
-def test_every_case_number_of_the_source_is_answered_or_has_a_note():
-    answered = {int(row["case"]) for row in committed()} | set(NOTES)
-    assert {int(row["case"]) for row in case_rows()} <= answered | {23}
-    assert answered >= {1, 4, 6, 7, 10, 11, 12, 17, 18, 19, 21, 25, 27, 29, 31, 32, 33, 35, 38, 39, 40, 41, 44, 45, 46}
+def test_every_case_of_the_source_has_its_line():
+    """The numbers that the source of the cases tells (some hold no time and stand in no row of cases.csv)."""
+    told = {1, 4, 6, 7, 10, 11, 12, 14, 15, 17, 18, 19, 21, 23, 25, 27, 28, 29, 31, 32, 33, 35, 38, 39, 40, 41, 42}
+    assert {int(row["case"]) for row in committed()} == told | {44, 45, 46, 48, 49}
+    assert {int(row["case"]) for row in case_rows()} <= told | {44, 45, 46, 48, 49}
 
 
 def test_explained_is_what_the_ratio_says():
@@ -44,7 +55,8 @@ def test_explained_is_what_the_ratio_says():
 def test_what_is_not_modelled_is_not_called_wrong():
     for row in committed():
         if row["predicted"] == "—" and row["explained"] == "not asked of the model":
-            assert row["note"] in ("kernel not modelled", "no profile", "shape incomplete", "lengths not stated"), row
+            known = ("kernel not modelled", "no profile", "shape incomplete", "lengths not stated")
+            assert row["note"] in known or row["case"] in ("40", "48"), row
 
 
 @pytest.mark.parametrize("case", ["1", "10", "12"])
@@ -59,12 +71,16 @@ def test_a_committed_line_is_still_about_what_the_model_predicts(case):
     assert line.measured == kept["measured"]
 
 
-@pytest.mark.parametrize("question", [q for q in QUESTIONS if q.case in (6, 35, 39, 44, 45, 46)], ids=lambda q: q.asked)
+#: Questions that take no long simulation.
+QUICK = (6, 12, 23, 25, 35, 39, 41, 42, 44, 45, 46)
+
+
+@pytest.mark.parametrize("question", [q for q in QUESTIONS if q.case in QUICK], ids=lambda q: q.asked)
 def test_questions_answer_as_committed(question):
     predicted, _, explained, _ = question.answer()
     kept = next(r for r in committed() if r["asked"] == question.asked)
     assert explained == kept["explained"] == "yes"
-    if question.case != 6:
+    if question.case not in (6, 12):
         assert predicted == kept["predicted"]
 
 
