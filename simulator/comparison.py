@@ -78,6 +78,7 @@ class Entry:
             "causal": int(p.causal),
             **{name: getattr(p, name) for name in _SIZES},
             "padded": int(self.padded),
+            "automatic": int(self.automatic),
         }
         if r is None:
             return asked | dict.fromkeys(_NUMBERS) | {"warnings": "", "error": self.error}

@@ -148,7 +148,7 @@ def _line(console: Console, title: str, text: str, style: str = "") -> None:
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=17, no_wrap=True)
+    grid.add_column(width=19, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text(title, style="bold"), Text(text, style=style))
     console.print(grid)

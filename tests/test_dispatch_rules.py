@@ -167,6 +167,7 @@ def test_operators():
     both = Group("all", (Comparison(*true[0]), Comparison(*false[0])))
     assert not both.holds(facts) and Group("any", both.parts).holds(facts) and Group("not", (both,)).holds(facts)
     assert set(both.names()) == {"a", "b"}
+    assert not Comparison("a", "multiple of", 0).holds(facts)
     used = {one[1] for one in true + false}
     assert used | {"is not", ">="} == set(OPERATORS)
 
@@ -196,6 +197,24 @@ def test_a_fact_that_cannot_be_read(text, said):
     with pytest.raises(InputError) as caught:
         parse_facts(find_rules("torch")[0], (text,))
     assert said in str(caught.value)
+
+
+def test_a_settings_words_are_checked():
+    with pytest.raises(InputError, match="did you mean 'fp8'"):
+        parse_facts(find_rules("vllm")[0], ("kv_cache_dtype=fp9",))
+
+
+def test_mla_in_vllm():
+    """Head dims 576/512 have an order of their own; Hopper's first is FA3's kernel, Ampere has Triton's only."""
+    base, _ = find_rules("vllm")
+    problem = AttentionProblem(8, 16, 1, 1, 4096, 576, 512)
+    expected = {"h200_sxm": "flash_attn_mla", "b200": "flashinfer_mla", "a100_sxm4_80gb": "triton_mla"}
+    for gpu, backend in expected.items():
+        facts = with_settings(base, facts_of(problem, load_profile(gpu)), {})
+        assert decide(base, facts).chosen.name == backend
+    fp8 = with_settings(base, facts_of(problem, load_profile("h200_sxm")), {"kv_cache_dtype": "fp8"})
+    decision = decide(base, fp8)
+    assert decision.chosen.name == "flashmla" and decision.model()[0].kind == "stand_in"
 
 
 def test_a_given_fact_replaces_the_gpus():

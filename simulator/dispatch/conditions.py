@@ -15,6 +15,8 @@ _ROUNDING = 1e-9
 
 
 def _is_multiple(value: float, step: float) -> bool:
+    if step == 0:
+        return False
     quotient = value / step
     return abs(quotient - round(quotient)) < _ROUNDING
 

@@ -96,7 +96,7 @@ def facts_of(problem: AttentionProblem, profile: Profile) -> dict[str, Any]:
 
 def known_facts(settings: Mapping[str, Setting]) -> dict[str, Fact]:
     """Facts that a rule base may read: the common ones and its settings."""
-    return FACTS | {name: Fact(setting.kind, setting.about) for name, setting in settings.items()}
+    return FACTS | {name: Fact(setting.kind, setting.about, setting.words) for name, setting in settings.items()}
 
 
 def with_settings(base: RuleBase, facts: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

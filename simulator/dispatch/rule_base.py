@@ -20,7 +20,8 @@ FALLBACKS = ("silent", "logged", "error")
 class Setting:
     """A fact that the framework adds: a switch or a property of the call that the problem does not have.
 
-    ``default`` is a value or the name of the fact that it follows (``follows``).
+    ``default`` is a value or the name of the fact that it follows (``follows``); ``words`` are a text's values (empty:
+    any).
     """
 
     name: str
@@ -28,6 +29,7 @@ class Setting:
     about: str
     default: Any = None
     follows: str | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class _Reader:
         for name, one in self.mapping(node, "settings", None).items():
             if name in FACTS:
                 fail(self.at(one), f"settings.{name}", "is a fact of every call already", "give it another name")
-            found = self.entry(one, f"settings.{name}", ("kind", "default", "about"), ("default",))
+            found = self.entry(one, f"settings.{name}", ("kind", "default", "about", "values"), ("default",))
             earlier = known.get(name)
             kind = self.text(found, "kind", earlier and earlier.kind)
             if kind not in KINDS:
@@ -191,13 +191,9 @@ class _Reader:
             if isinstance(default, yaml.MappingNode):
                 follows = self.text(self.mapping(default, f"settings.{name}.default", ("fact",)), "fact", None)
                 self.check_fact(default, follows)
-            settings[name] = data.Setting(
-                name,
-                kind,
-                self.text(found, "about", earlier and earlier.about),
-                None if follows else self.value(default),
-                follows,
-            )
+            about = self.text(found, "about", earlier and earlier.about)
+            words = tuple(self.value(found["values"])) if "values" in found else earlier.words if earlier else ()
+            settings[name] = data.Setting(name, kind, about, None if follows else self.value(default), follows, words)
         return settings
 
     def check_fact(self, node: yaml.Node, name: str) -> None:
