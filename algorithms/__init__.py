@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from simulator.errors import InputError, UnsupportedError
+from simulator.errors import InputError, UnsupportedError, did_you_mean
+from simulator.problem import MOST_CTAS
 
 #: Algorithm name -> module; imported when asked for.
 MODULES = {
@@ -19,7 +20,8 @@ MODULES = {
 def algorithm_module(name: str):
     """The module of algorithm ``name``; :class:`InputError` names the known ones."""
     if name not in MODULES:
-        raise InputError(f"algorithm: {name!r} is unknown; use one of {', '.join(MODULES)}")
+        hint = did_you_mean(name, MODULES)
+        raise InputError(f"algorithm: {name!r} is unknown; {hint}use one of {', '.join(MODULES)}")
     return import_module(MODULES[name])
 
 
@@ -41,9 +43,16 @@ def build_program(
     choose; :class:`~simulator.errors.UnsupportedError` in others.
     """
     module = algorithm_module(algorithm)
+    # no kernel here gives more queries than this to one CTA: refused before its grid is made
+    least = problem.batch * problem.kv_heads * -(-problem.seqlen_q // 256)
+    if least > MOST_CTAS:
+        wrong = f"at least {least:,} CTAs (sequences x KV heads x 256 queries); up to {MOST_CTAS:,} are simulated"
+        raise UnsupportedError(f"{wrong}: take fewer sequences, heads or queries")
     chosen = implementation or default_implementation(algorithm, gpu, problem)
     if chosen not in module.IMPLEMENTATIONS:
-        raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s: {', '.join(module.IMPLEMENTATIONS)}")
+        hint = did_you_mean(chosen, module.IMPLEMENTATIONS)
+        known = ", ".join(module.IMPLEMENTATIONS)
+        raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s; {hint}known: {known}")
     if tiles is None:
         return module.build(problem, chosen, gpu, hypothetical)
     if not hasattr(module, "forward_tile"):

@@ -25,6 +25,12 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
         raise InputError(f"{path}: is a folder; name a file")
     if not path.parent.is_dir():
         raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if path.exists() and not path.is_file():
+        # a device or a pipe (/dev/stdout) is written to: renaming a file onto it would remove it
+        _copy_into(path, write)
+        return
+    # a link stays one, and what it points to is replaced
+    path = path.resolve()
     temporary = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
@@ -41,3 +47,17 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _copy_into(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` produce a temporary file elsewhere and copy its bytes into ``path``."""
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder, f"output{path.suffix}")
+        write(temporary)
+        try:
+            with path.open("wb") as stream:
+                stream.write(temporary.read_bytes())
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror}); name a file") from error

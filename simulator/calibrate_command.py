@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulator.errors import InputError
+from simulator.csv_tables import read_table
+from simulator.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Sides of a split: families that a fit may use, and families that only judge it.
+SIDES = ("calibrate", "judge")
 
 
 def read_split(path: Path) -> dict[str, str]:
     """``family -> calibrate|judge`` from a CSV with the columns ``family`` and ``side``."""
-    import csv
-
-    from simulator.measure.cases import data_lines
-
+    table = read_table(path, comments=True, unique=True)
+    for name in ("family", "side"):
+        if name not in table.columns:
+            raise InputError(f"{path}:1: column '{name}': missing; a split has the columns family,side")
     sides: dict[str, str] = {}
-    for row in csv.DictReader(data_lines(path)):
-        if row.get("side") not in ("calibrate", "judge") or not row.get("family"):
-            raise InputError(f"{path}: family {row.get('family')!r}: side must be calibrate or judge")
-        sides[row["family"]] = row["side"]
+    for line, row in table.records():
+        family, side = row["family"].strip(), row["side"].strip()
+        if not family:
+            raise InputError(f"{path}:{line}: family: blank; name a shape family of the measurements")
+        if side not in SIDES:
+            raise InputError(f"{path}:{line}: side: {side!r} of family {family!r}; write calibrate or judge")
+        if sides.setdefault(family, side) != side:
+            raise InputError(f"{path}:{line}: family: {family!r} is on both sides; keep one of its lines")
     return sides
 
 
-def on_side(frame, split: dict[str, str], side: str):
+def on_side(frame: pandas.DataFrame, split: dict[str, str], side: str) -> pandas.DataFrame:
     """The rows of ``frame`` whose family lies on ``side``; a family that the split does not name is an error."""
+    if side not in SIDES:
+        raise InputError(f"--side: {side!r} is unknown; use judge, calibrate or all")
+    if "family" not in frame:
+        raise InputError("column 'family': missing from the measurements; a split assigns each row by its family")
     unknown = sorted(set(frame["family"]) - set(split))
     if unknown:
         raise InputError(f"family {unknown[0]!r} is not in the split file; add it as calibrate or judge")
@@ -48,7 +63,7 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from simulator.calibration import calibrate as run
-        from simulator.calibration import data_hash, residual_cases
+        from simulator.calibration import data_hash, residual_cases, usable_rows
         from simulator.calibration_stages import STAGES
         from simulator.confidence import residual_bands
         from simulator.physics import Physics
@@ -62,8 +77,13 @@ def register(app: typer.Typer) -> None:
         names = [s.name for s in STAGES]
         for wanted in stage or ():
             if wanted not in names:
-                raise InputError(f"--stage: {wanted!r} is unknown; stages are {', '.join(names)}")
+                hint = did_you_mean(wanted, names)
+                raise InputError(f"--stage: {wanted!r} is unknown; {hint}stages are {', '.join(names)}")
         stages = [s for s in STAGES if not stage or s.name in stage]
+        records = frame.to_dict("records")
+        if not any(usable_rows(records, s, profile) for s in stages):
+            wanted = "times or counters ('measured_*') of a modelled kernel, and a 'family' that a stage fits"
+            raise InputError(f"{', '.join(map(str, data))}: no row that a stage can use; give rows with {wanted}")
         console = Console(stderr=True)
         start = Physics.from_calibration(profile.calibration_parameters)
         with console.status("fitting") as status:
@@ -73,9 +93,9 @@ def register(app: typer.Typer) -> None:
                 if not console.is_terminal:
                     console.print(text)
 
-            physics, fitted, results = run(profile, frame.to_dict("records"), stages, start, report)
+            physics, fitted, results = run(profile, records, stages, start, report)
             status.update("residuals of all calibration rows")
-            bands = residual_bands(residual_cases(frame.to_dict("records"), profile, physics))
+            bands = residual_bands(residual_cases(records, profile, physics))
         _print(fitted, results)
         if dry_run:
             return

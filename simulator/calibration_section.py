@@ -16,7 +16,7 @@ import yaml
 
 from simulator.errors import InputError
 from simulator.profile import Calibration, CalibrationParameter, FrozenMapping
-from simulator.yaml_lines import compose, fail, nearest, pairs
+from simulator.yaml_lines import compose, fail, nearest, pairs, scalar
 
 _PARAMETER_KEYS = ("value", "unit", "low", "high", "identified_by")
 
@@ -96,8 +96,7 @@ def _plain(node: yaml.Node) -> Any:
         return {key.value: _plain(child) for key, child in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(child) for child in node.value]
-    is_number = node.tag.rsplit(":", 1)[-1] in ("int", "float", "bool", "null")
-    return yaml.SafeLoader("").construct_object(node) if is_number else node.value
+    return scalar(node)
 
 
 def write_calibration(path: str | Path, section: Mapping[str, Any]) -> None:

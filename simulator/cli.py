@@ -40,6 +40,10 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+#: A longer message quotes a file's own words at length: its middle is left out.
+_MOST_LETTERS = 2000
+
+
 class CommandTable(TyperGroup):
     """The commands of :data:`COMMANDS`, each imported when it is called."""
 
@@ -119,6 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("iosim: interrupted", file=sys.stderr)
         return 130
+    except MemoryError:
+        return _fail("the memory of this machine is used up; ask for fewer sequences, heads, queries or points")
     except Exception as error:
         # Typer carries click's exceptions under changing import paths: known by what they can do
         if not hasattr(error, "format_message"):
@@ -137,7 +143,13 @@ def _help_without_arguments(error) -> int:
 
 
 def _fail(message: str) -> int:
-    print(f"iosim: {' '.join(message.split())}", file=sys.stderr)
+    text = " ".join(message.split())
+    if len(text) > _MOST_LETTERS:
+        half = _MOST_LETTERS // 2
+        text = f"{text[:half]} ... {text[-half:]}"
+    # a file's own words are quoted in messages: they must not steer the terminal
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    print(f"iosim: {text}", file=sys.stderr)
     return 2
 
 

@@ -9,7 +9,7 @@ from algorithms import MODULES, algorithm_module, default_implementation
 from algorithms.varlen import is_varlen, padded
 from simulator.dispatch.automatic import AUTO, DEFAULT_FRAMEWORK, Pick, framework_call, not_what_runs, pick
 from simulator.dispatch.timing import FrameworkCall
-from simulator.errors import InputError, UnsupportedError
+from simulator.errors import InputError, UnsupportedError, did_you_mean
 from simulator.options import RunOptions
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -161,7 +161,8 @@ def parse_algorithm(name: str) -> tuple[str, str | None]:
     module = algorithm_module(algorithm)
     if implementation and implementation not in module.IMPLEMENTATIONS:
         known = ", ".join(module.IMPLEMENTATIONS)
-        raise InputError(f"implementation: {implementation!r} is not one of {algorithm}'s: {known}")
+        hint = did_you_mean(implementation, module.IMPLEMENTATIONS)
+        raise InputError(f"implementation: {implementation!r} is not one of {algorithm}'s; {hint}known: {known}")
     return algorithm, implementation or None
 
 

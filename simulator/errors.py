@@ -1,5 +1,8 @@
 """The one exception a user's mistake raises; everything else is a bug."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """Bad input: the message is one line that says what is wrong, where, and what would be right.
@@ -13,3 +16,9 @@ class UnsupportedError(InputError):
 
     ``predict`` turns it into the row's ``error`` column.
     """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'fa2'? `` (with the space) where one of ``known`` is close to ``word``, else nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'? " if close else ""

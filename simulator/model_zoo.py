@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from simulator.errors import InputError
 from simulator.problem import DTYPE_BYTES
+from simulator.yaml_lines import compose, fail, pairs, scalar
 
 _MODELS_DIRECTORY = Path(__file__).parent / "models"
 _SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -169,34 +170,15 @@ def _read_model(path: Path) -> TransformerModel:
 
 def _read_mapping(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Values of the file and the line on which each key stands."""
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        root = loader.get_single_node()
-        if not isinstance(root, yaml.MappingNode):
-            raise InputError(
-                f"{path}:1: not a model; expected 'key: value' lines, as in simulator/models/gpt2-small.yaml"
-            )
-        lines: dict[str, int] = {}
-        for key, _ in root.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-                raise InputError(f"{path}:{line}: a key that is not plain text; write 'key: value'")
-            if key.value in lines:
-                raise InputError(
-                    f"{path}:{line}: {key.value}: given twice (first on line {lines[key.value]}); keep one"
-                )
-            lines[key.value] = line
-        return loader.construct_document(root), lines
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give an existing YAML file") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}:1: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        raise InputError(f"{path}:{line}: YAML syntax: {error.problem}; fix the line or the one above it") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}:1: YAML syntax: {' '.join(str(error).split())}; save plain text") from error
+    root = compose(path, "a model", "expected 'key: value' lines, as in simulator/models/gpt2-small.yaml")
+    values: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key, node in pairs(root, str(path), ""):
+        line = key.start_mark.line + 1
+        if not isinstance(node, yaml.ScalarNode):
+            fail(f"{path}:{line}", key.value, "not a single value", f"write '{key.value}: value'")
+        values[key.value], lines[key.value] = scalar(node), line
+    return values, lines
 
 
 def _fail(path: Path, lines: dict[str, int], error: dict[str, Any]) -> NoReturn:

@@ -194,6 +194,8 @@ def predict_row(
         return {name: output[name] for name in OUTPUT_COLUMNS}
     except InputError as error:
         message = str(error)
+    except MemoryError:
+        message = "too large for the memory of this machine; take fewer sequences, heads or queries"
     except Exception as error:
         # a defect of iosim in one row must not cost a user the other thousand
         message = f"internal error, please report it: {type(error).__name__}: {error}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simulator.csv_tables import read_table
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def predict(
     from simulator.atomic_write import write_text
     from simulator.predict import check_columns, predict_frame
 
-    frame = read_cases(cases)
+    frame = read_table(cases).frame()
     try:
         check_columns(list(frame.columns))
     except InputError as error:
@@ -99,37 +100,6 @@ def check_gpus(frame: pandas.DataFrame, gpu: str | None, overrides: tuple[str, .
             except InputError:
                 continue
             RunOptions(overrides=overrides).profile(name)
-
-
-def read_cases(path: Path) -> pandas.DataFrame:
-    """All cells of a CSV file as they stand, as texts; :class:`InputError` with file and line when it is none.
-
-    Rows must have as many fields as the header; blank lines are skipped.
-    """
-    import pandas
-
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise InputError(f"{path}:{line}: not UTF-8 text; save the table as CSV in UTF-8") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); name a CSV file") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows: list[list[str]] = []
-    try:
-        for fields in reader:
-            if not any(field.strip() for field in fields) and len(fields) <= 1:
-                continue
-            if rows and len(fields) != len(rows[0]):
-                raise InputError(f"{path}:{reader.line_num}: {len(fields)} fields where the header has {len(rows[0])}")
-            rows.append(fields)
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not CSV ({error})") from None
-    if not rows:
-        raise InputError(f"{path}: empty; its first line must name the columns, as in 'algorithm,batch,heads,...'")
-    header = [name.strip() for name in rows[0]]
-    return pandas.DataFrame(rows[1:], columns=header, dtype=object)
 
 
 def csv_text(frame: pandas.DataFrame) -> str:

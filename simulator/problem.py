@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from simulator.errors import InputError
+from simulator.errors import InputError, did_you_mean
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int32": 4, "bool": 1}
 PASSES = ("fwd", "bwd", "fwd_bwd")
 L2_STATES = ("cold", "warm")
+#: Greatest size: kernels index with 32-bit integers.
+MOST = 2**31 - 1
+#: Launches with more CTAs are refused: each costs about 1.3 kB and 40 µs, and the GPU repeats itself long before.
+MOST_CTAS = 2_000_000
 TIMINGS = ("kernel", "graph", "eager")
 
 
@@ -57,20 +62,23 @@ class AttentionProblem:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name}: {value!r} is not a positive whole number")
+            if value > MOST:
+                raise InputError(f"{name}: {value:.4g} is more than {MOST:,}; no kernel takes a longer index")
         if self.heads % self.kv_heads:
             raise InputError(f"heads: {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.dtype not in DTYPE_BYTES:
-            raise InputError(f"dtype: {self.dtype!r} is unknown; use fp16, bf16, fp8 or fp32")
+            hint = did_you_mean(self.dtype, DTYPE_BYTES)
+            raise InputError(f"dtype: {self.dtype!r} is unknown; {hint}use fp16, bf16, fp8 or fp32")
         if self.pass_ not in PASSES:
             raise InputError(f"pass: {self.pass_!r} is unknown; use {', '.join(PASSES)}")
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout: {self.dropout} is outside [0, 1)")
         for name in ("num_splits", "page_size", "kv_capacity"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: {value} is not a positive whole number")
-        if self.softcap < 0:
-            raise InputError(f"softcap: {self.softcap} is negative; 0 means none")
+            if value is not None and not 1 <= value <= MOST:
+                raise InputError(f"{name}: {value} is not a positive whole number up to {MOST:,}")
+        if not 0.0 <= self.softcap < math.inf:
+            raise InputError(f"softcap: {self.softcap} is not a number from 0 (none) up")
         if self.window is not None and (len(self.window) != 2 or min(self.window) < -1):
             raise InputError(f"window: {self.window!r} is not (left, right) in keys, -1 meaning unbounded")
         for name in ("seqlens_q", "seqlens_k"):
@@ -116,6 +124,8 @@ class AttentionProblem:
 
     def unmasked_pairs(self) -> int:
         """The same summed over the sequences of the batch, each with its own lengths."""
+        if self.seqlens_q is None and self.seqlens_k is None:
+            return self.batch * self.unmasked_pairs_per_head()
         counts = Counter(self.sequences())
         return sum(times * unmasked_pairs(*lengths, *self.sides) for lengths, times in counts.items())
 

@@ -29,7 +29,7 @@ from simulator.profile import (
     profile_folder,
     profile_names,
 )
-from simulator.quantities import parse_quantity
+from simulator.quantities import LIMITS, parse_quantity
 from simulator.yaml_lines import compose, fail, nearest, pairs
 
 IDENTITY_KEYS = ("name", "title", "architecture", "compute_capability", "capabilities", "base")
@@ -40,6 +40,10 @@ FOLLOWERS: dict[str, tuple[str, ...]] = {
     "smem_bytes_per_sm": ("smem_bytes_per_cta_max", "l1_smem_bytes_per_sm"),
     "max_clock_hz": ("spec_clock_hz",),
 }
+
+
+# A name or title longer than this is no name; tables and pictures show them.
+MOST_LETTERS = 300
 
 
 @dataclass
@@ -194,6 +198,10 @@ def _identity(key: str, node: yaml.Node, where: str) -> Any:
     if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
         fail(where, key, "not a text", f"write '{key}: some text' on one line")
     text = node.value.strip()
+    if len(text) > MOST_LETTERS:
+        fail(where, key, f"{len(text):,} letters", f"at most {MOST_LETTERS}")
+    if not text.isprintable():
+        fail(where, key, "a control character", "write plain letters on one line")
     if key == "architecture" and text not in ARCHITECTURES:
         fail(where, key, f"unknown architecture '{text}'", nearest(text, ARCHITECTURES))
     if key == "compute_capability" and not re.fullmatch(r"\d+\.\d", text):
@@ -262,6 +270,10 @@ def bounded_number(key: str, value: float, where: str) -> float:
     if value < 0 or (value == 0 and not schema.zero_allowed):
         bound = "0 or more" if schema.zero_allowed else "more than 0"
         fail(where, key, f"{value:.6g} is {'negative' if value < 0 else 'zero'}", f"{schema.about}: {bound}")
+    low, high = LIMITS[schema.dimension]
+    if value and not low <= value <= high:
+        unit = f", in {schema.unit}" if schema.unit else ""
+        fail(where, key, f"{value:.6g} is outside {low:g} .. {high:g}", schema.about + unit)
     if schema.integer:
         if value != int(value):
             fail(where, key, f"{value:.10g} is not whole", f"{schema.about}: a whole number")

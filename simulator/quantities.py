@@ -23,6 +23,22 @@ DIMENSIONS = {
     "count": ("a plain number", "132"),
 }
 
+# dimension -> least and greatest value of a hardware parameter, far beyond anything that could be built: within them
+# every simulation ends, and its ticks and bytes fit in 63 bits
+LIMITS = {
+    "bytes": (1, 1e16),
+    "bytes/s": (1e3, 1e19),
+    "bytes/cycle": (1e-3, 1e9),
+    "flop/s": (1e3, 1e24),
+    "flop/cycle": (1e-3, 1e12),
+    "ops/cycle": (1e-3, 1e9),
+    "hz": (1e3, 1e13),
+    "s": (1e-15, 1.0),
+    "cycles": (1e-6, 1e9),
+    "w": (1e-3, 1e9),
+    "count": (1, 1e6),
+}
+
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 

@@ -8,11 +8,11 @@ from simulator.accesses import kernel_accesses
 from simulator.clock import Activity, loaded_clock_hz
 from simulator.confidence import with_confidence
 from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
-from simulator.errors import InputError
+from simulator.errors import InputError, UnsupportedError
 from simulator.memory import L2, WAYS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
-from simulator.problem import L2_STATES, TIMINGS, AttentionProblem
+from simulator.problem import L2_STATES, MOST_CTAS, TIMINGS, AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel, Load, Program
 from simulator.result import KernelResult, Result, TensorTraffic
@@ -110,6 +110,10 @@ def run_program(
     event_budget: int | None = None,
 ) -> Result:
     """Simulate a tile program that is already built."""
+    for kernel in program.kernels:
+        if kernel.ctas > MOST_CTAS:
+            wrong = f"{kernel.name}: {kernel.ctas:,} CTAs in one launch; up to {MOST_CTAS:,} are simulated"
+            raise UnsupportedError(f"{wrong}: take fewer sequences, heads or queries (time grows in proportion)")
     conditions = conditions or Conditions()
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
     l2 = new_cache(program, profile, physics, conditions.l2_state, event_budget or EVENT_BUDGET)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simulator.csv_tables import Table, read_table
 from simulator.errors import InputError
+from simulator.options import whole_number
 from simulator.predict import predict_frame
 
 if TYPE_CHECKING:
@@ -15,26 +17,37 @@ if TYPE_CHECKING:
 
 #: Rows that moved fewer bytes than this are left out of byte errors: rounding and side traffic dominate them.
 MINIMUM_BYTES = 30e6
+#: Columns of measurements that hold numbers.
+MEASURED_NUMBERS = (
+    "measured_time_us",
+    "measured_hbm_read_bytes",
+    "measured_hbm_write_bytes",
+    "measured_l2_read_bytes",
+    "measured_l2_write_bytes",
+    "measured_sm_clock_mhz",
+)
 #: Below this, an error is also given in microseconds.
 SHORT_US = 20.0
 
 
-def read_measurements(paths: Sequence[str | Path]):
+def read_measurements(paths: Sequence[str | Path]) -> pandas.DataFrame:
     """One DataFrame of all CSV files (``#`` lines are comments), every cell as text, with a ``file`` column.
 
     Rows of one ``case_id`` in several files (times in one, counters in another) become one row; where both have a
-    value, the file named first wins.
+    value, the file named first wins. :class:`InputError` when a file is no table or a measured number is none.
     """
     import pandas as pd
 
     frames = []
     for path in paths:
-        try:
-            frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file") from None
-        except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: not a table of comma-separated values ({error})") from None
+        table = read_table(path, comments=True, unique=True)
+        if "algorithm" not in table.columns:
+            right = "a table of measurements has predict's columns and measured_*"
+            raise InputError(f"{path}:1: column 'algorithm': missing; {right}")
+        for name in MEASURED_NUMBERS:
+            if name in table.columns:
+                _check_numbers(table, name)
+        frame = table.frame()
         frame["file"] = Path(path).name
         frames.append(frame)
     rows = pd.concat(frames, ignore_index=True).fillna("")
@@ -44,13 +57,27 @@ def read_measurements(paths: Sequence[str | Path]):
     return merged[rows.columns].fillna("")
 
 
-def regime(row) -> str:
-    """Where a case lies: its pass, decode or prefill, and the size bucket by nominal work."""
-    passes = row["pass"] if row.get("pass") else "fwd"
+def _check_numbers(table: Table, name: str) -> None:
+    """Every cell of a measured column is blank, ``nan`` or a number from 0 up."""
+    place = table.columns.index(name)
+    for line, row in zip(table.lines, table.rows, strict=True):
+        try:
+            number = float(row[place] or "nan")
+        except ValueError:
+            number = -1.0
+        if number < 0 or math.isinf(number):
+            unit = {"us": "microseconds", "mhz": "MHz"}.get(name.rpartition("_")[2], "bytes")
+            right = f"write {unit} such as 1234.5, or leave it blank"
+            raise InputError(f"{table.path}:{line}: {name}: {row[place]!r} is no measured number; {right}")
+
+
+def regime(row: Mapping[str, str]) -> str:
+    """Where a case lies: its pass, decode or prefill, and the size bucket by measured time."""
+    passes = row.get("pass") or "fwd"
     if passes != "fwd":
         return "backward" if passes == "bwd" else "forward+backward"
-    seqlen_q, seqlen_k = int(float(row["seqlen_q"])), int(float(row.get("seqlen_k") or row["seqlen_q"]))
-    if seqlen_q <= 16 and seqlen_k > seqlen_q:
+    seqlen_q = _longest(row, "seqlen_q", 0)
+    if seqlen_q <= 16 and _longest(row, "seqlen_k", seqlen_q) > seqlen_q:
         return "decode"
     measured = float(row.get("measured_time_us") or "nan")
     if measured < SHORT_US:
@@ -58,6 +85,16 @@ def regime(row) -> str:
     if measured < 200:
         return "prefill 20-200us"
     return "prefill 0.2-5ms" if measured < 5000 else "prefill >5ms" if measured >= 5000 else "prefill"
+
+
+def _longest(row: Mapping[str, str], name: str, default: int) -> int:
+    """The length, or the longest of a row's lengths; ``default`` where none can be read (the row has an error then)."""
+    plural = name.replace("seqlen", "seqlens")
+    text = row.get(name) or row.get(plural) or row.get("seqlens") or ""
+    try:
+        return max(whole_number(part) for part in text.strip("[]()").split(";"))
+    except (ValueError, OverflowError):
+        return default
 
 
 def compare_with(measured, gpu: str | None, jobs: int = 1, on_row=None) -> pandas.DataFrame:

@@ -10,6 +10,11 @@ import yaml
 from simulator.errors import InputError
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_STANDARD = "str int float bool null map seq timestamp merge value binary"
+#: Tags that a plain value gets by itself.
+_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in _STANDARD.split())
+#: Size above which a file is not one of iosim's; the shipped ones have up to 15 kB.
+MOST_BYTES = 2_000_000
 
 
 def fail(where: str, key: str, wrong: str, right: str) -> NoReturn:
@@ -27,16 +32,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def compose(
     path: str | Path, what: str = "a profile", right: str = "expected 'key: {value: ..., kind: ..., source: ...}' lines"
 ) -> yaml.MappingNode:
-    """The YAML node tree of a file (nodes know their lines); InputError on bad syntax or a non-mapping.
+    """The YAML node tree of a file (nodes know their lines): plain mappings, lists and texts, every node once.
 
-    ``what`` and ``right`` say in the latter's message what the file is not and what it should hold.
+    :class:`InputError` on bad syntax, a non-mapping, an alias or a tag; ``what`` and ``right`` say in the second's
+    message what the file is not and what it should hold.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}:1: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a readable YAML file") from error
+    text = _text(path)
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -47,7 +48,53 @@ def compose(
         raise InputError(f"{path}:1: YAML syntax: {' '.join(str(error).split())}; save plain text") from error
     if not isinstance(root, yaml.MappingNode):
         fail(f"{path}:1", "", f"not {what}", right)
+    _check_plain(root, str(path))
     return root
+
+
+def _text(path: str | Path) -> str:
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{path}: cannot be read ({why}); give a readable YAML file") from error
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{path}: more than {MOST_BYTES:,} bytes; a file of this kind has a few thousand")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{line}: not UTF-8 text ({error.reason}); save the file as UTF-8") from error
+
+
+def _check_plain(root: yaml.Node, path: str) -> None:
+    """No node twice (an alias could hold itself, or grow a small file into gigabytes) and no tag of one's own."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        where = f"{path}:{node.start_mark.line + 1}"
+        if id(node) in seen:
+            fail(where, "", "used again by an alias (*name)", "aliases are not read: write the value where it is used")
+        seen.add(id(node))
+        if node.tag not in _TAGS:
+            fail(where, "", f"the tag '{node.tag}'", "tags are not read: write the plain value")
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in reversed(node.value) for part in reversed(pair)]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += reversed(node.value)
+
+
+def scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
+    """A scalar as plain data: numbers, truth values and null as YAML reads them, everything else a text."""
+    kind = node.tag.rsplit(":", 1)[-1]
+    if kind not in ("int", "float", "bool", "null"):
+        return str(node.value)
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except (ValueError, KeyError):
+        return str(node.value)  # what only looks like a number (0x_, or one of 5,000 digits)
 
 
 def pairs(node: yaml.Node, path: str, parent: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:

@@ -4,6 +4,8 @@ import pandas
 import pytest
 from drift import update
 
+from simulator.csv_tables import read_table
+
 
 @pytest.fixture(scope="module")
 def now() -> pandas.DataFrame:
@@ -13,7 +15,7 @@ def now() -> pandas.DataFrame:
 def test_predictions_are_those_on_record(now):
     """Numbers within 0.1 %, limiters and errors exactly; after a wanted change run ``python tests/drift/update.py``."""
     assert update.RECORD.exists(), "no record yet: run 'python tests/drift/update.py'"
-    lines = update.differences(update.read_cases(update.RECORD), now)
+    lines = update.differences(read_table(update.RECORD).frame(), now)
     assert not lines, "predictions drifted; if that is wanted run 'python tests/drift/update.py'\n" + "\n".join(lines)
 
 

@@ -123,7 +123,7 @@ def test_a_users_file_is_a_model(tmp_path):
         ),
         ({"heads": "heads: [1"}, r"mine\.yaml:\d+: YAML syntax: "),
         ({"extra": "layers: 12"}, r"mine\.yaml:20: layers: given twice \(first on line 4\); keep one"),
-        ({"extra": "3: 4"}, r"mine\.yaml:20: a key that is not plain text"),
+        ({"extra": "3: 4"}, r"mine\.yaml:20: 3: unknown key; known: name"),
     ],
 )
 def test_a_wrong_file_is_one_clear_line(tmp_path, changes, message):

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 
 SCALES = ("linear", "log")
+#: Designs beyond which a grid is a mistake rather than a plan (a week on one core).
+MOST_POINTS = 5_000_000
 
 
 @dataclass(frozen=True)

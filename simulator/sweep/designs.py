@@ -15,11 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.errors import InputError
-from simulator.sweep.axes import Axis
+from simulator.sweep.axes import MOST_POINTS, Axis
 from simulator.sweep.spec import Spec
-
-#: Designs beyond which a grid is a mistake rather than a plan (a week on one core).
-MOST_POINTS = 5_000_000
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from simulator.overrides import ALIASES, apply_overrides
 from simulator.predict import INPUT_COLUMNS, parse_case
 from simulator.profile import GROUP_KEYS, SCALAR_KEYS, Profile, key_of
 from simulator.quantities import parse_quantity
-from simulator.sweep.axes import SCALES, Axis
+from simulator.sweep.axes import MOST_POINTS, SCALES, Axis
 from simulator.yaml_lines import compose, fail, nearest, pairs
 
 DESIGNS = ("grid", "random", "sobol")
@@ -337,6 +337,8 @@ def _range(node: yaml.MappingNode, path: str, kind: str, name: str, key: str, de
     if scale == "log" and ends[0] <= 0:
         fail(where, name, "a logarithmic range cannot start at or below 0", "start above 0, or use scale: linear")
     steps = _count(parts["steps"], path, f"{name}.steps", least=2) if "steps" in parts else 0
+    if steps > MOST_POINTS:
+        fail(_at(path, parts["steps"]), f"{name}.steps", f"{steps:,} steps", f"at most {MOST_POINTS:,}")
     if design == "grid" and not steps:
         fail(where, name, "a range without 'steps' in a grid", "add 'steps: 5', or list the values")
     multiple = 0.0
@@ -353,10 +355,11 @@ def _range(node: yaml.MappingNode, path: str, kind: str, name: str, key: str, de
 def _end(text: str, kind: str, key: str, where: str, name: str) -> tuple[float, bool]:
     """The number of a range's end, and whether it is a factor."""
     try:
-        if kind == "problem":
-            return float(text), False
-        if text[0] in "x*×":
-            return float(text[1:]), True
+        if kind == "problem" or text[0] in "x*×":
+            number, relative = (float(text), False) if kind == "problem" else (float(text[1:]), True)
+            if not math.isfinite(number):
+                raise ValueError(text)
+            return number, relative
         return parse_quantity(text, key_of(key).dimension), False
     except InputError as error:
         raise InputError(f"{where}: {name}: {error}") from None

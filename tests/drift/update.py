@@ -13,8 +13,9 @@ from pathlib import Path
 import pandas
 
 from simulator.atomic_write import write_text
+from simulator.csv_tables import read_table
 from simulator.predict import OUTPUT_COLUMNS, predict_frame
-from simulator.predict_command import csv_text, read_cases
+from simulator.predict_command import csv_text
 
 FOLDER = Path(__file__).parent
 CASES = FOLDER / "cases.csv"
@@ -28,7 +29,7 @@ NUMBERS = tuple(name for name in OUTPUT_COLUMNS if name not in (*TEXTS, "warning
 
 def predictions() -> pandas.DataFrame:
     """The cases and what is predicted for them now, as the texts that the record holds."""
-    predicted = predict_frame(read_cases(CASES)).drop(columns="warnings")
+    predicted = predict_frame(read_table(CASES).frame()).drop(columns="warnings")
     return predicted.map(lambda cell: "" if cell is None else str(cell))
 
 
@@ -63,7 +64,7 @@ def main() -> int:
     """Rewrite the record; 0."""
     now = predictions()
     if RECORD.exists():
-        lines = differences(read_cases(RECORD), now)
+        lines = differences(read_table(RECORD).frame(), now)
         print("\n".join(lines) or "nothing moved by more than the tolerance")
     write_text(RECORD, csv_text(now))
     print(f"wrote {len(now)} cases to {RECORD}")
