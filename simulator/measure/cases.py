@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from simulator.csv_tables import read_text
 from simulator.errors import InputError
 from simulator.problem import DTYPE_BYTES, L2_STATES, TIMINGS
 
@@ -226,10 +227,7 @@ def parse_row(row: Mapping[str, str], where: str, default_id: str) -> Case:
 
 def data_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     """Lines of a CSV without its ``#`` header lines."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected a CSV file") from None
+    text = read_text(Path(path))
     return (line for line in text.splitlines() if line.strip() and not line.startswith("#"))
 
 
