@@ -97,7 +97,7 @@ def _main_kernel(
         "kv_head": batch * problem.kv_heads + (head if launch.group_in_rows else head // problem.group),
         "row0": block * t.tile_m,
         "seqlen_k": length,
-        "slot": np.arange(len(block), dtype=np.int64) % (gpu.num_sms * t.ctas_per_sm),
+        "slot": np.arange(len(block), dtype=np.int64) % fa2.spill_slots(t, gpu),
         **table.coordinates(length, block, split),
     }
     if pages is not None:

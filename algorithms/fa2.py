@@ -112,6 +112,11 @@ def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -
     ]
 
 
+def spill_slots(t: Fa2Tile, gpu: Profile) -> int:
+    """Places for a CTA's local memory: a CTA takes the SM's next warp slots in turn, not those that were left last."""
+    return gpu.num_sms * (gpu.max_threads_per_sm // t.threads)
+
+
 def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor | None:
     """Local memory for spilled registers: one row for each CTA that the GPU holds at a time; ``None`` without spills.
 
@@ -124,7 +129,7 @@ def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor 
             size = 4 * _SPILLED_WINDOW_128 * t.threads
         elif uneven:
             size = 4 * _SPILLED_UNEVEN_128[problem.causal] * t.threads
-    slots = gpu.num_sms * t.ctas_per_sm
+    slots = spill_slots(t, gpu)
     return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
 
 
@@ -384,7 +389,7 @@ def build_forward(
     if spill is not None:
         tensors["spill"] = spill
     coords = varlen.fa2_coordinates(problem, t) if by_sequence else forward_coordinates(problem, t)
-    coords["slot"] = np.arange(len(coords["row0"]), dtype=np.int64) % (gpu.num_sms * t.ctas_per_sm)
+    coords["slot"] = np.arange(len(coords["row0"]), dtype=np.int64) % spill_slots(t, gpu)
     d = t.padded_head_dim
     q_head = var("q_head")
     ctas = roles(
