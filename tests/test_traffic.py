@@ -171,8 +171,13 @@ def test_gpt2_medium_fused_moves_half_a_gigabyte():
     """Counted on an H200: 0.403 GB read and 0.134 GB written by FA2 forward (what stays dirty is not counted)."""
     result = simulate("fa2", GPT2_MEDIUM, GPU)
     assert result.hbm_read_bytes == pytest.approx(0.403e9, rel=0.01)
-    assert result.hbm_write_bytes + result.dirty_bytes_at_end == pytest.approx(0.134e9 + 4 * 64 * 16 * 1024, rel=0.01)
     assert result.hbm_write_bytes == pytest.approx(0.134e9, rel=0.15)
+    assert result.hbm_read_bytes + result.hbm_write_bytes == pytest.approx(0.537e9, rel=0.05)
+    # O and LSE once, and local memory of spilled registers at most once a CTA
+    written = result.hbm_write_bytes + result.dirty_bytes_at_end
+    o_and_lse = 64 * 16 * 1024 * (64 * 2 + 4)
+    spill = next(t for t in build_program("fa2", GPT2_MEDIUM, GPU).tensors().values() if t.name == "spill")
+    assert o_and_lse <= written <= o_and_lse + result.kernels[0].ctas * spill.bytes // spill.rows
 
 
 def test_gpt2_medium_unfused_moves_seventeen_times_as_much():
