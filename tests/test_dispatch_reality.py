@@ -1,6 +1,7 @@
 """The rules of torch 2.11 against what PyTorch 2.11 answered and ran on an H200, call by call."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import hardware_profiles
@@ -8,11 +9,17 @@ from simulator import load_profile
 from simulator.dispatch.decide import Decision, decide
 from simulator.dispatch.facts import facts_of, with_settings
 from simulator.dispatch.rule_files import find_rules
+from simulator.dispatch.timing import FrameworkCall, time_of_chosen
+from simulator.options import RunOptions
 from simulator.problem import AttentionProblem
 
-PROBE = Path(hardware_profiles.__file__).parent / "measurements" / "h200_sxm" / "dispatch_probe.csv"
+OURS = Path(hardware_profiles.__file__).parent / "measurements" / "h200_sxm"
+PROBE, TIMES = OURS / "dispatch_probe.csv", OURS / "backend_times.csv"
 TORCH, _ = find_rules("torch", "2.11")
-PLAIN = facts_of(AttentionProblem(), load_profile("h200_sxm"))
+H200 = load_profile("h200_sxm")
+PLAIN = facts_of(AttentionProblem(), H200)
+#: Score elements up to which a backend is also simulated here: larger calls take seconds.
+SMALL_SCORES = 3e8
 
 #: What PyTorch prints when a filter refuses -> our rule for it. It prints nothing for a mask that needs a gradient.
 REASONS = {
@@ -35,9 +42,9 @@ REASONS = {
 }
 
 
-def rows() -> list[dict[str, str]]:
-    """The probe's rows as texts."""
-    with PROBE.open(newline="") as file:
+def rows(path: Path = PROBE) -> list[dict[str, str]]:
+    """The rows of a file as texts."""
+    with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -144,3 +151,38 @@ def test_calls_that_raised_were_warned_of():
         elif row["error"]:
             assert "must divide the number of heads" in row["error"] and decision.why_not("flash")
     assert min(raised.values()) >= 5
+
+
+def timed_calls() -> list[tuple[dict[str, str], AttentionProblem, Decision]]:
+    """The rows of the timed backends with their problem and what the rules say of it."""
+    calls = []
+    for row in rows(TIMES):
+        sizes = [int(row[name]) for name in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim")]
+        problem = AttentionProblem(
+            *sizes, dtype=row["dtype"], causal=row["causal"] == "1", mask=row["mask"] or None
+        )
+        calls.append((row, problem, FrameworkCall(TORCH).decide(problem, H200)))
+    return calls
+
+
+def test_timed_backends_run_and_are_picked_as_the_rules_say():
+    """A forced backend raises exactly where its rules fail; on its own PyTorch takes the one that the rules choose."""
+    calls = timed_calls()
+    assert len(calls) >= 80
+    for row, _, decision in calls:
+        assert (row["error"] == "") == (not decision.failures[row["backend"]]), row
+        assert (row["picked"] == "1") == (row["backend"] == decision.chosen.name), row
+
+
+def test_lower_bounds_are_below_and_stand_ins_near_the_measured_times():
+    """What ``auto`` and ``dispatch`` predict for kernels without a model of their own."""
+    found = {"at_least": [], "stand_in": []}
+    for row, problem, decision in timed_calls():
+        scores = problem.batch * problem.heads * problem.seqlen_q * problem.seqlen_k
+        if row["error"] or scores > SMALL_SCORES or row["backend"] == "flash":
+            continue
+        forced = replace(decision, chosen=TORCH.backends[row["backend"]])
+        timed = time_of_chosen(forced, problem, H200, RunOptions())
+        found[timed.kind].append(float(row["measured_time_us"]) / timed.result.time_us)
+    assert len(found["at_least"]) >= 12 and min(found["at_least"]) > 1.0
+    assert len(found["stand_in"]) >= 7 and min(found["stand_in"]) > 0.9 and max(found["stand_in"]) < 1.5
