@@ -7,9 +7,8 @@ and at every call, took three quarters of a replay's time.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-compiled = njit(cache=True, error_model="numpy", _nrt=False)
+from simulator.compiled import compiled
 
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.l2_blocks import READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_tile, compiled
+from simulator.compiled import compiled
+from simulator.l2_blocks import READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_tile
 
 # positions of an access relative to the loops of its CTA
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
