@@ -93,8 +93,11 @@ def dot_do_o(
     accumulator: Tensor | None,
     lse_log2: Tensor | None = None,
     keep: float = 1.0,
+    shift: Index | int = 0,
 ) -> Kernel:
     """D = rowsum(dO * O) for ``tile_m`` rows a CTA (``coords``: ``q_head``, ``row0``).
+
+    ``shift``: rows from a row of O to its place in what this kernel writes (lengths by sequence).
 
     ``accumulator``: the fp32 dQ buffer that it zeroes on the way. ``lse_log2``: where it leaves LSE * log2(e), so
     that the main kernel's exponential needs no multiplication. ``keep``: with dropout, dP stays unscaled until the
@@ -114,25 +117,38 @@ def dot_do_o(
     ops += [Await("dO"), Await("O"), Compute("row_dot", d, (do, o), tile_m, cols)]
     if keep != 1.0:
         ops.append(Compute("scale", d, (d,), tile_m, 1, (("factor", float(keep)),)))
-    ops.append(Store(d, tile(tensors["D"], head, row, tile_m)))
+    ops.append(Store(d, tile(tensors["D"], head, row + shift, tile_m)))
     if lse_log2 is not None:
         ops += [
             Await("LSE"),
             Compute("scale", lse, (lse,), tile_m, 1, (("factor", LOG2E),)),
-            Store(lse, tile(lse_log2, head, row, tile_m)),
+            Store(lse, tile(lse_log2, head, row + shift, tile_m)),
         ]
     if accumulator is not None:
         zero = Buffer("zero", tile_m, accumulator.cols)
-        ops += [fill(zero, 0.0), Store(zero, tile(accumulator, head, row, tile_m))]
+        ops += [fill(zero, 0.0), Store(zero, tile(accumulator, head, row + shift, tile_m))]
     return _kernel(name, ops, coords, threads, gpu)
 
 
-def zero_fill(name: str, tensor: Tensor, tile_rows: int, threads: int, gpu: Profile) -> Kernel:
-    """Write zeros to the whole of ``tensor`` (``torch.zeros``), ``tile_rows`` rows a CTA."""
-    zero = Buffer("zero", tile_rows, tensor.cols)
+def _all_rows(tensor: Tensor, tile_rows: int) -> dict[str, np.ndarray]:
     block, head = row_grid(tensor.rows, tile_rows, tensor.heads)
-    ops = [fill(zero, 0.0), Store(zero, tile(tensor, var("head"), var("row0"), tile_rows))]
-    return _kernel(name, ops, {"head": head, "row0": block * tile_rows}, threads, gpu)
+    return {"head": head, "row0": block * tile_rows}
+
+
+def zero_fill(
+    name: str,
+    tensor: Tensor,
+    tile_rows: int,
+    threads: int,
+    gpu: Profile,
+    coords: dict[str, np.ndarray] | None = None,
+) -> Kernel:
+    """Write zeros to ``tensor`` (``torch.zeros``), ``tile_rows`` rows a CTA (``coords``: ``head``, ``row0``; all)."""
+    zero = Buffer("zero", tile_rows, tensor.cols)
+    coords = _all_rows(tensor, tile_rows) if coords is None else coords
+    shift = var("acc_shift") if "acc_shift" in coords else 0
+    ops = [fill(zero, 0.0), Store(zero, tile(tensor, var("head"), var("row0") + shift, tile_rows))]
+    return _kernel(name, ops, coords, threads, gpu)
 
 
 def convert(
@@ -146,8 +162,11 @@ def convert(
     gpu: Profile,
     splits: int = 1,
     smem_bytes: int = 0,
+    shift: Index | int = 0,
 ) -> Kernel:
     """``target = scale * source`` from fp32, ``tile_rows`` rows a CTA (``coords``: ``head``, ``row0``).
+
+    ``shift``: rows from a row of ``target`` to its place in ``source`` (lengths by sequence).
 
     ``splits`` > 1: ``source`` holds that many partial sums, one after another along its heads; they are added first.
     """
@@ -156,7 +175,7 @@ def convert(
     head, row = var("head"), var("row0")
     trips: tuple[Trip, ...] = ()
     if splits == 1:
-        ops = [Load(tile(source, head, row, tile_rows), total, token="part"), Await("part")]
+        ops = [Load(tile(source, head, row + shift, tile_rows), total, token="part"), Await("part")]
     else:
         part = Buffer("part", tile_rows, cols)
         coords = {**coords, "n_splits": np.full_like(coords["row0"], splits)}
@@ -179,13 +198,23 @@ def convert(
 
 
 def group_sum(
-    name: str, expanded: Tensor, target: Tensor, group: int, tile_rows: int, threads: int, gpu: Profile
+    name: str,
+    expanded: Tensor,
+    target: Tensor,
+    group: int,
+    tile_rows: int,
+    threads: int,
+    gpu: Profile,
+    coords: dict[str, np.ndarray] | None = None,
 ) -> Kernel:
-    """``target[kv head] = sum over its query heads of expanded`` (``at::sum_out`` over the group), fp32 inside."""
+    """``target[kv head] = sum over its query heads of expanded`` (``at::sum_out`` over the group), fp32 inside.
+
+    ``coords``: ``head`` (of the target) and ``row0`` of each CTA's ``tile_rows`` rows (default: all).
+    """
+    coords = _all_rows(target, tile_rows) if coords is None else coords
     cols = target.cols
     part = Buffer("part", tile_rows, cols, expanded.dtype)
     total, out = Buffer("total", tile_rows, cols), Buffer("out", tile_rows, cols, target.dtype)
-    block, head = row_grid(target.rows, tile_rows, target.heads)
     row = var("row0")
     source_head: Index = var("head") * group + var("g")
     body = [
@@ -199,5 +228,5 @@ def group_sum(
         Compute("convert", out, (total,), tile_rows, cols),
         Store(out, tile(target, var("head"), row, tile_rows)),
     ]
-    coords = {"head": head, "row0": block * tile_rows, "n_group": np.full_like(block, group)}
+    coords = {**coords, "n_group": np.full_like(coords["row0"], group)}
     return _kernel(name, ops, coords, threads, gpu, (Trip("n_group"),))

@@ -71,8 +71,7 @@ IMPLEMENTATIONS = {
         "fa2",
         frozenset({"mma_sync", "cp_async"}),
         "pytorch aten/src/ATen/native/transformers/cuda/flash_attn; flash-attention csrc/flash_attn",
-        features=frozenset({"deterministic", "dropout"}),
-        forward_features=frozenset({"window", "softcap", "varlen"}),
+        features=frozenset({"deterministic", "dropout", "window", "softcap", "varlen"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }

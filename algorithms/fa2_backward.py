@@ -12,22 +12,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
+from algorithms import backward_walks, varlen
+from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, zero_fill
 from algorithms.common import (
     Implementation,
     ceil_div,
     check_capabilities,
     compulsory_bytes,
     dropout_op,
+    effective_masks,
     fill,
     grid_indices,
     instruction_path,
     mask_op,
+    softcap_ops,
+    softmax_scale,
 )
 from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_backward_counts
-from algorithms.kernel_tables import BackwardTile, backward_row_blocks, fa2_backward_tile
+from algorithms.kernel_tables import BackwardTile, fa2_backward_tile
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -71,6 +75,8 @@ WARP_SETS = 2
 WARPS_PER_SET = 4
 #: dQ's fp32 buffer and rowsum(dO * O) are padded to this many rows (flash_api.cpp).
 PADDED_ROWS = 128
+#: Operations that the counted kernel did not execute in (most of) its iterations.
+_BESIDE_COUNTS = frozenset({"mask", "mask_window", "dropout_sign", "softcap", "softcap_slope", "multiply"})
 
 
 @dataclass(frozen=True)
@@ -98,21 +104,13 @@ class Share:
         return (0, total) if self.by_rows else (index * (total // WARP_SETS), total // WARP_SETS)
 
 
-@dataclass(frozen=True)
-class Walk:
-    """Where the row loops of a kernel stand: the trips that count them, whether masked, and their first rows."""
-
-    count: Index
-    first_row: Index
-    masked: bool
-
-
 def _warp_set(
     index: int, problem: AttentionProblem, t: BackwardTile, tensors: dict, pipes: dict, walks, key_loop
 ) -> Role:
     """One set of four of the CTA's eight warps."""
     bm, bn, d, dtype = t.tile_m, t.tile_n, t.padded_head_dim, problem.dtype
     scale, rescale = problem.head_dim**-0.5, 1.0 / (1.0 - problem.dropout)
+    acc_shift = backward_walks.shift_index(problem)
     counts = fa2_backward_counts(d)
     sdp, dkv, dq_share = (Share.of(r) for r in WARP_ROWS[d, bn])
     q, do, k, v = (pipes[name] for name in ("q", "dO", "k", "v"))
@@ -120,7 +118,7 @@ def _warp_set(
 
     r0, rows = sdp.rows(bm, index)
     c0, cols = sdp.cols(bn, index)
-    s, dp = Buffer("S", rows, cols), Buffer("dP", rows, cols)
+    s, dp, slope = Buffer("S", rows, cols), Buffer("dP", rows, cols), Buffer("softcap_slope", rows, cols)
     # what this set reads of each operand: its rows of Q and dO, its keys of K and V
     q_rows, do_rows, k_rows = View(q, r0, rows), View(do, r0, rows), View(k, c0, cols)
     v_rows: View | Buffer = View(v, c0, cols)
@@ -140,10 +138,15 @@ def _warp_set(
         load_v = [Compute("copy", v_reg, (v_rows,), cols, d), Exchange("V", 0, cols * d * 2 * WARPS_PER_SET)]
         v_rows = v_reg
 
-    def body(walk: Walk, row: Index, key0: Index) -> list:
+    def body(walk: backward_walks.Walk, row: Index, key0: Index) -> list:
         mask = [mask_op(s, problem, row + r0, key0 + c0)] if walk.masked else []
+        dq_row = row + acc_shift + m0
         # a dropped P keeps its size and loses its sign, so that dS knows both
         drop = [dropout_op("dropout_sign", s, problem, row + r0, key0 + c0)] if problem.dropout else []
+        cap, uncap = softcap_ops(s, problem), []
+        if cap:
+            cap = [*cap, Compute("softcap_slope", slope, (s,), rows, cols)]
+            uncap = [Compute("multiply", dp, (dp, slope), rows, cols)]
         ops = [
             Consume(q),
             Consume(pipes["LSE"]),
@@ -151,14 +154,16 @@ def _warp_set(
             Consume(pipes["D"]),
             Barrier("block", WARP_SETS),
             Matmul(s, q_rows, k_rows, transpose_b=True, split=sdp.split),
+            *cap,
             *mask,
-            Compute("exp_lse", s, (s, lse), rows, cols, (("scale", scale),)),
+            Compute("exp_lse", s, (s, lse), rows, cols, (("scale", softmax_scale(problem)),)),
             Release(pipes["LSE"]),
             *drop,
             Compute("convert_positive" if drop else "convert", p_part, (s,), rows, cols),
             Exchange("P", rows * cols * 2, 0),
             Matmul(dp, do_rows, v_rows, transpose_b=True, split=sdp.split),
             Compute("softmax_grad_dropout" if drop else "softmax_grad", dp, (s, dp, dsum), rows, cols),
+            *uncap,
             Release(pipes["D"]),
             Compute("convert", ds_part, (dp,), rows, cols),
             Exchange("dS", rows * cols * 2, 0),
@@ -171,14 +176,14 @@ def _warp_set(
             Barrier("block", WARP_SETS),
             Release(do),
             Matmul(dq, View(ds_smem, m0, m_rows), View(k, 0, bn, f0, f_cols), split=dq_share.split),
-            Store(dq, tile(tensors["dQ_accum"], _dq_head(problem), row + m0, m_rows, f0, f_cols), True, via="atomic"),
+            Store(dq, tile(tensors["dQ_accum"], _dq_head(problem), dq_row, m_rows, f0, f_cols), True, via="atomic"),
             Matmul(
                 dk, View(ds_smem, 0, bm, n0, n_rows), View(q, 0, bm, e0, e_cols), transpose_a=True, accumulate=True,
                 split=dkv.split,
             ),
             Release(q),
         ]  # fmt: skip
-        counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
+        counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
         elements = rows * cols
         beyond = residual_instructions(counted, counts.mix, elements)
         return spread_over_matmuls(ops, beyond, counts.mix.tensor * elements)
@@ -216,12 +221,13 @@ def _dq_head(problem: AttentionProblem) -> Index:
 def _loader(t: BackwardTile, problem: AttentionProblem, tensors: dict, pipes: dict, walks, key_loop) -> Role:
     """cp.async by all threads: K and V once, then Q (two buffers), LSE, dO and D of each query block."""
     bm, bn, d = t.tile_m, t.tile_n, t.padded_head_dim
-    head, kv_head = var("q_head"), var("kv_head")
+    head, kv_head, acc_shift = var("q_head"), var("kv_head"), backward_walks.shift_index(problem)
 
     def rows(row: Index) -> list:
         ops = []
         for name, tensor, cols in (("q", "Q", d), ("LSE", "LSE", 1), ("dO", "dO", d), ("D", "D", 1)):
-            ops += [Acquire(pipes[name]), Load(tile(tensors[tensor], head, row, bm, 0, cols), pipes[name])]
+            first = row + acc_shift if tensor == "D" else row
+            ops += [Acquire(pipes[name]), Load(tile(tensors[tensor], head, first, bm, 0, cols), pipes[name])]
         return ops
 
     def block(key0: Index) -> list:
@@ -231,22 +237,6 @@ def _loader(t: BackwardTile, problem: AttentionProblem, tensors: dict, pipes: di
         return ops + [Loop("i", w.count, rows(w.first_row + var("i") * -bm)) for w in walks]
 
     return Role("loader", key_loop(block), warps=0)
-
-
-def _row_counts(problem: AttentionProblem, t: BackwardTile) -> tuple[np.ndarray, np.ndarray]:
-    """Query blocks that each key block walks, and how many of them (the last of the walk) apply a mask."""
-    p, even = problem, _is_even(problem, t)
-    total, masked = [], []
-    for block in range(ceil_div(p.seqlen_k, t.tile_n)):
-        visited = backward_row_blocks(
-            key_block=block, tile_m=t.tile_m, tile_n=t.tile_n, seqlen_q=p.seqlen_q, seqlen_k=p.seqlen_k, causal=p.causal
-        )
-        stop = (block + 1) * t.tile_n
-        at_end = not even and stop >= p.seqlen_k
-        diagonal = [m for m in visited if p.causal and m * t.tile_m < stop + p.seqlen_q - p.seqlen_k]
-        total.append(len(visited))
-        masked.append(len(visited) if at_end else len(diagonal))
-    return np.array(total, np.int64), np.array(masked, np.int64)
 
 
 def _is_even(problem: AttentionProblem, t: BackwardTile) -> bool:
@@ -260,7 +250,9 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu:
     """``flash_bwd_dq_dk_dv_loop_seqk_parallel``: a CTA for each key block, or ``splits`` CTAs a head that stride."""
     p = problem
     key_blocks = ceil_div(p.seqlen_k, t.tile_n)
-    total, masked = _row_counts(p, t)
+    by_sequence = varlen.is_varlen(p)
+    # lengths by sequence: the kernel that tests every last block
+    even = _is_even(p, t) and not by_sequence
     top_row = (ceil_div(p.seqlen_q, t.tile_m) - 1) * t.tile_m
     pipes = {
         "q": Pipe("q", t.tile_m, t.padded_head_dim, p.dtype, t.q_stages, WARP_SETS),
@@ -272,45 +264,43 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu:
     }
     if p.deterministic:
         split, batch, head = grid_indices(splits, p.batch, p.heads)
-        first = np.minimum(split, key_blocks - 1)
+        block = np.minimum(split, key_blocks - 1)
+        seen = backward_walks.walks_of(p, t.tile_m, t.tile_n, block, batch, even)
         coords = {
             "split": split,
             "n_keys": np.maximum(0, -((split - key_blocks) // splits)),
-            "n_rows": total[first],
+            "n_rows": seen.stop - seen.first,
             "key0": split * t.tile_n,
         }
         step = splits * t.tile_n // t.tile_m if p.causal else 0
         # every block tests the mask: how many need it varies from key block to key block of one CTA
-        needs_mask = p.causal or bool(masked.any())
-        walks = [Walk(var("n_rows") - var("t") * step, Index(top_row), needs_mask)]
+        needs_mask = p.causal or not even
+        walks = [backward_walks.Walk(var("n_rows") - var("t") * step, Index(top_row), needs_mask)]
         trips = (Trip("n_keys"), Trip("n_rows", "n_keys", -step))
 
         def key_loop(block):
             return [Loop("t", var("n_keys"), block(var("key0") + var("t") * (splits * t.tile_n)))]
     else:
         block, batch, head = grid_indices(key_blocks, p.batch, p.heads)
-        coords = {
-            "n_full": (total - masked)[block],
-            "n_masked": masked[block],
-            "masked_row": top_row - (total - masked)[block] * t.tile_m,
-            "key0": block * t.tile_n,
-        }
-        walks = [
-            Walk(var("n_full"), Index(top_row), False),
-            Walk(var("n_masked"), var("masked_row"), True),
-        ]
-        trips = (Trip("n_full"), Trip("n_masked"))
+        seen = backward_walks.walks_of(p, t.tile_m, t.tile_n, block, batch, even)
+        coords, walks = backward_walks.walk_coordinates(seen, t.tile_m)
+        trips = tuple(Trip(name) for name in coords if name.startswith("n_"))
+        coords["key0"] = seen.places["key0"]
 
         def key_loop(block):
             return block(var("key0"))
 
     coords["q_head"] = batch * p.heads + head
     coords["kv_head"] = batch * p.kv_heads + head // p.group
+    if by_sequence:
+        coords |= seen.places
+        coords["acc_shift"] = backward_walks.shifts(p, PADDED_ROWS)[batch]
     loader = _loader(t, p, tensors, pipes, walks, key_loop)
     sets = (_warp_set(i, p, t, tensors, pipes, walks, key_loop) for i in range(WARP_SETS))
-    return Kernel(
+    ctas = (loader, *sets)
+    kernel = Kernel(
         "flash_bwd",
-        (loader, *sets),
+        varlen.within_sequence(ctas) if by_sequence else ctas,
         coords,
         trips,
         threads=t.threads,
@@ -321,16 +311,23 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu:
         compute_dtype=p.dtype,
         in_step_iterations=IN_STEP_ITERATIONS["torch_flash", "bwd"],
     )
+    return backward_walks.where_live(kernel, seen.live) if by_sequence else kernel
 
 
 def build_backward(
     problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool = False
 ) -> Program:
     """The FA2 backward program for ``problem`` on ``gpu``: inputs Q K V O LSE dO, outputs dQ dK dV."""
-    p = problem
+    asked, p = problem, effective_masks(problem, problem.seqlen_k, max(problem.seqlen_q, problem.seqlen_k))
     substitutions = check_capabilities(impl, gpu, hypothetical)
     if p.head_dim > 256:
         raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name} runs head dims up to 256")
+    if p.softcap and p.dropout:
+        raise UnsupportedError(f"softcap with dropout: {impl.name} runs one of them")
+    if p.deterministic and (p.window is not None or varlen.is_varlen(p)):
+        raise UnsupportedError(
+            f"deterministic with a window or lengths by sequence: not modelled for {impl.name}; leave one of them out"
+        )
     grouped = p.group > 1
     t = fa2_backward_tile(p.head_dim, p.dtype, bool(p.dropout), gpu.smem_bytes_per_cta_max, grouped)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
@@ -353,35 +350,36 @@ def build_backward(
         for name in ("dK", "dV"):
             expanded = Tensor(f"{name}_expanded", heads, p.seqlen_k, p.head_dim, p.dtype, "scratch", t.tile_n)
             tensors[expanded.name] = expanded
+    tensors = backward_walks.ragged(tensors, p, {"D": PADDED_ROWS, "dQ_accum": PADDED_ROWS})
     helpers = {h.name: h for h in t.helpers}
-    block, batch, head = row_grid(p.seqlen_q, t.tile_m, p.batch, p.heads)
-    q_head = batch * p.heads + head
+    rows = backward_walks.row_tiles(p, t.tile_m, p.heads, "q_head", PADDED_ROWS)
+    acc_shift = backward_walks.shift_index(p)
     accumulator = tensors["dQ_accum"]
     before = []
     if p.deterministic:
         before.append(zero_fill("fill_dQ_accum", accumulator, t.tile_m, 128, gpu))
     pre, post = helpers["flash_bwd_dot_do_o"], helpers["flash_bwd_convert_dq"]
-    rows = {"row0": block * t.tile_m}
     before.append(
         dot_do_o(
-            pre.name, tensors, {"q_head": q_head, **rows}, t.tile_m, pre.threads, d, gpu,
-            None if p.deterministic else accumulator, keep=1.0 - p.dropout,
+            pre.name, tensors, rows, t.tile_m, pre.threads, d, gpu,
+            None if p.deterministic else accumulator, keep=1.0 - p.dropout, shift=acc_shift,
         )
     )  # fmt: skip
     after = [
         convert(
-            post.name, accumulator, tensors["dQ"], {"head": q_head, **rows}, t.tile_m, post.threads,
-            p.head_dim**-0.5 / (1.0 - p.dropout), gpu, splits, t.tile_m * d * 2,
+            post.name, accumulator, tensors["dQ"], {"head" if n == "q_head" else n: x for n, x in rows.items()},
+            t.tile_m, post.threads, p.head_dim**-0.5 / (1.0 - p.dropout), gpu, splits, t.tile_m * d * 2, acc_shift,
         )
     ]  # fmt: skip
     for name in ("dK", "dV") if grouped else ():
         h = helpers[f"sum_{name}"]
         expanded = tensors[f"{name}_expanded"]
-        after.append(group_sum(h.name, expanded, tensors[name], p.group, h.rows_per_cta, h.threads, gpu))
+        of_keys = backward_walks.row_tiles(p, h.rows_per_cta, p.kv_heads, "head", 1, of_keys=True)
+        after.append(group_sum(h.name, expanded, tensors[name], p.group, h.rows_per_cta, h.threads, gpu, of_keys))
     return Program(
         "fa2",
         impl.name,
-        p,
+        asked,
         (*before, _main_kernel(p, t, tensors, gpu, splits), *after),
         {k: tensors[k] for k in ("Q", "K", "V", "O", "LSE", "dO")},
         {k: tensors[k] for k in ("dQ", "dK", "dV")},

@@ -10,18 +10,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, row_grid, zero_fill
+from algorithms import backward_walks, varlen
+from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, zero_fill
 from algorithms.common import (
     Implementation,
     ceil_div,
     check_capabilities,
     compulsory_bytes,
+    effective_masks,
     grid_indices,
     instruction_path,
 )
 from algorithms.fa3_backward_roles import roles
 from algorithms.in_step import IN_STEP_ITERATIONS
-from algorithms.kernel_tables import BackwardTile, backward_row_blocks, fa3_backward_tile
+from algorithms.kernel_tables import BackwardTile, fa3_backward_tile
 from algorithms.kernels_common import registers_at_launch
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -40,8 +42,9 @@ CUDNN_ASSUMPTION = (
 def _order(problem: AttentionProblem, t: BackwardTile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(key block, batch, head) of each CTA in launch order (tile_scheduler.py).
 
-    Plain: key blocks ascending, then heads, then batch. Deterministic: sections of heads whose Q, dO and fp32 dQ fit
-    50 MiB, heads fastest inside one; causal key blocks descend, so that those that add first start first.
+    Plain, and with lengths by sequence: key blocks ascending, then heads, then batch. Deterministic: sections of heads
+    whose Q, dO and fp32 dQ fit 50 MiB, heads fastest inside one; causal key blocks descend, so that those that add
+    first start first.
     """
     p, blocks = problem, ceil_div(problem.seqlen_k, t.tile_n)
     if not p.deterministic:
@@ -60,30 +63,34 @@ def _order(problem: AttentionProblem, t: BackwardTile) -> tuple[np.ndarray, np.n
 
 def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], gpu: Profile) -> Kernel:
     p = problem
-    visits = [
-        backward_row_blocks(
-            key_block=n, tile_m=t.tile_m, tile_n=t.tile_n, seqlen_q=p.seqlen_q, seqlen_k=p.seqlen_k, causal=p.causal
-        )
-        for n in range(ceil_div(p.seqlen_k, t.tile_n))
-    ]
-    rows = np.array([len(v) for v in visits], np.int64)
-    first = np.array([v.start for v in visits], np.int64) * t.tile_m
+    by_sequence = varlen.is_varlen(p)
     block, batch, head = _order(p, t)
+    seen = backward_walks.walks_of(p, t.tile_m, t.tile_n, block, batch, even=True)
+    if by_sequence:
+        # CTAs beyond the last sequence's last key block return at once: they are few and left out
+        block, batch, head = (x[seen.live] for x in (block, batch, head))
+        seen = backward_walks.walks_of(p, t.tile_m, t.tile_n, block, batch, even=True)
+    rows = seen.stop - seen.first
     coords = {
         "q_head": batch * p.heads + head,
         "kv_head": batch * p.kv_heads + head // p.group,
-        "key0": block * t.tile_n,
-        "row0": first[block],
+        "key0": seen.places["key0"],
+        "row0": seen.first * t.tile_m + seen.places["q_offset"],
     }
+    if by_sequence:
+        coords |= seen.places
+        coords["acc_shift"] = backward_walks.shifts(p, t.tile_m)[batch]
+        coords["acc_key_shift"] = backward_walks.shifts(p, t.tile_n, of_keys=True)[batch]
     if t.pds_stages == 1:
-        coords["n_rows"], trips = rows[block], (Trip("n_rows"),)
+        coords["n_rows"], trips = rows, (Trip("n_rows"),)
     else:
-        coords |= {"n_pairs": rows[block] // 2, "n_odd": rows[block] % 2}
+        coords |= {"n_pairs": rows // 2, "n_odd": rows % 2}
         coords["odd_row"] = coords["row0"] + coords["n_pairs"] * (2 * t.tile_m)
         trips = (Trip("n_pairs"), Trip("n_odd"))
+    ctas = roles(p, t, tensors)
     return Kernel(
         "flash_bwd_sm90",
-        roles(p, t, tensors),
+        varlen.within_sequence(ctas) if by_sequence else ctas,
         coords,
         trips,
         threads=t.threads,
@@ -100,8 +107,12 @@ def build_backward(
     problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool = False
 ) -> Program:
     """The Hopper backward program for ``problem`` on ``gpu``: inputs Q K V O LSE dO, outputs dQ dK dV."""
-    p = problem
+    asked, p = problem, effective_masks(problem, problem.seqlen_k, max(problem.seqlen_q, problem.seqlen_k))
     substitutions = check_capabilities(impl, gpu, hypothetical)
+    if p.deterministic and (p.window is not None or varlen.is_varlen(p)):
+        raise UnsupportedError(
+            f"deterministic with a window or lengths by sequence: not modelled for {impl.name}; leave one of them out"
+        )
     if p.head_dim > 256 or p.head_dim % 8:
         raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes multiples of 8 up to 256")
     grouped = p.group > 1
@@ -110,7 +121,7 @@ def build_backward(
         if p.head_dim > 128:
             raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes head dims up to 128")
         notes.append(CUDNN_ASSUMPTION)
-    t = fa3_backward_tile(p.head_dim, p.dtype, p.causal or impl.name == CUDNN, gqa=grouped)
+    t = fa3_backward_tile(p.head_dim, p.dtype, p.causal or impl.name == CUDNN, p.window is not None, grouped)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"{impl.name}'s backward {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
@@ -125,14 +136,19 @@ def build_backward(
     for name in ("dK_accum", "dV_accum") if grouped else ():
         tensors[name] = Tensor(name, p.batch * p.kv_heads, k_rows, cols, "fp32", "scratch", t.tile_n)
 
+    padded = dict.fromkeys(("D", "LSE_log2", "dQ_accum"), t.tile_m) | dict.fromkeys(("dK_accum", "dV_accum"), t.tile_n)
+    tensors = backward_walks.ragged(tensors, p, padded)
     helpers = {h.name: h for h in t.helpers}
-    block, head, batch = row_grid(p.seqlen_q, t.tile_m, p.heads, p.batch)
-    query_rows = {"row0": block * t.tile_m}
-    q_head = batch * p.heads + head
+    query_rows = backward_walks.row_tiles(p, t.tile_m, p.heads, "q_head", t.tile_m, by_head=True)
+    key_rows = backward_walks.row_tiles(p, t.tile_n, p.kv_heads, "head", t.tile_n, of_keys=True, by_head=True)
+    acc_shift = backward_walks.shift_index(p)
     before = [
-        zero_fill(f"fill_{name}_accum", tensors[f"{name}_accum"], t.tile_n, helpers[f"fill_{name}accum"].threads, gpu)
+        zero_fill(
+            f"fill_{name}_accum", tensors[f"{name}_accum"], t.tile_n, helpers[f"fill_{name}accum"].threads, gpu,
+            key_rows if varlen.is_varlen(p) else None,
+        )
         for name in (("dK", "dV") if grouped else ())
-    ]
+    ]  # fmt: skip
     if p.deterministic:
         locks = [Tensor("dQ_locks", heads, q_rows // t.tile_m, 1, "int32", "scratch", 1024)]
         if grouped:
@@ -146,30 +162,29 @@ def build_backward(
     pre, post = helpers["bwd_preprocess"], helpers["bwd_postprocess_dq"]
     before.append(
         dot_do_o(
-            pre.name, tensors, {"q_head": q_head, **query_rows}, t.tile_m, pre.threads, cols, gpu,
-            tensors["dQ_accum"], tensors["LSE_log2"],
+            pre.name, tensors, query_rows, t.tile_m, pre.threads, cols, gpu, tensors["dQ_accum"],
+            tensors["LSE_log2"], shift=acc_shift,
         )
     )  # fmt: skip
     after = [
         convert(
-            post.name, tensors["dQ_accum"], tensors["dQ"], {"head": q_head, **query_rows}, t.tile_m, post.threads,
-            scale, gpu, 1, t.tile_m * cols * 4,
+            post.name, tensors["dQ_accum"], tensors["dQ"],
+            {"head" if name == "q_head" else name: x for name, x in query_rows.items()}, t.tile_m, post.threads,
+            scale, gpu, 1, t.tile_m * cols * 4, acc_shift,
         )
     ]  # fmt: skip
     for name, factor in (("dK", scale), ("dV", 1.0)) if grouped else ():
-        block, head, batch = row_grid(p.seqlen_k, t.tile_n, p.kv_heads, p.batch)
-        coords = {"head": batch * p.kv_heads + head, "row0": block * t.tile_n}
         after.append(
             convert(
-                f"bwd_postprocess_{name}", tensors[f"{name}_accum"], tensors[name], coords, t.tile_n,
-                helpers[f"bwd_postprocess_{name}"].threads, factor, gpu, 1, t.tile_n * cols * 4,
+                f"bwd_postprocess_{name}", tensors[f"{name}_accum"], tensors[name], key_rows, t.tile_n,
+                helpers[f"bwd_postprocess_{name}"].threads, factor, gpu, 1, t.tile_n * cols * 4, acc_shift,
             )
         )  # fmt: skip
     main = replace(_main_kernel(p, t, tensors, gpu), in_step_iterations=IN_STEP_ITERATIONS[impl.name, "bwd"])
     return Program(
         "fa3",
         impl.name,
-        p,
+        asked,
         (*before, main, *after),
         {k: tensors[k] for k in ("Q", "K", "V", "O", "LSE", "dO")},
         {k: tensors[k] for k in ("dQ", "dK", "dV")},

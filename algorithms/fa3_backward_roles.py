@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from algorithms.common import LOG2E, fill
+from algorithms.backward_walks import shift_index
+from algorithms.common import LOG2E, fill, softcap_ops, softmax_scale
 from algorithms.kernel_tables import BackwardTile
 from simulator.problem import AttentionProblem
 from simulator.program import (
@@ -68,15 +69,18 @@ class Gemms:
 
 
 def _mask(s: Buffer, problem: AttentionProblem, transposed: bool, row: Index, key: Index) -> Compute:
-    """The mask that every block applies: the end of the keys, and the diagonal if causal."""
+    """The mask that every block applies: the end of the keys, and the diagonal if causal or the window's edges."""
     fn = ("mask_transposed" if problem.causal else "mask_end_transposed") if transposed else "mask_bits"
+    if problem.window is not None:
+        fn = "mask_window_transposed" if transposed else "mask_window"
+    left, right = problem.sides
     params = (
         ("row", as_index(row)),
         ("col", as_index(key)),
         ("seqlen_k", problem.seqlen_k),
         ("shift", problem.seqlen_k - problem.seqlen_q),
-        ("left", -1),
-        ("right", 0 if problem.causal else -1),
+        ("left", left),
+        ("right", right),
     )
     return Compute(fn, s, (s,), s.rows, s.cols, params)
 
@@ -118,6 +122,12 @@ def _warpgroup(
         ]
         suffix, smem_shape = "", (bm, bn)
     p, ds = (Buffer(name, s.rows, s.cols, dtype) for name in ("P", "dS"))
+    # a score modifier: S is capped before the mask, dS multiplied by the cap's slope
+    cap, uncap, slope = softcap_ops(s, problem), [], Buffer("softcap_slope", s.rows, s.cols)
+    if cap:
+        cap = [*cap, Compute("softcap_slope", slope, (s,), s.rows, s.cols)]
+        uncap = [Compute("multiply", dp, (dp, slope), s.rows, s.cols)]
+    scale_log2 = softmax_scale(problem) * LOG2E
     part_bytes = s.rows * s.cols * 2
     # up to head dim 64 a lane holds a part of LSE and D and gets the others by warp shuffles
     shuffled = g.transposed and d <= 64
@@ -191,9 +201,10 @@ def _warpgroup(
             Consume(pipes["D"]),
             scores[1],
             Await("S"),
+            *cap,
             _mask(s, problem, g.transposed, row, key0 + first_key),
             *shuffle,
-            Compute(f"exp2_lse{suffix}", s, (s, pipes["LSE"]), s.rows, s.cols, (("scale_log2", scale * LOG2E),)),
+            Compute(f"exp2_lse{suffix}", s, (s, pipes["LSE"]), s.rows, s.cols, (("scale_log2", scale_log2),)),
             Compute("convert", p, (s,), s.rows, s.cols),
             # P of the last block may still be read by the other warpgroup's products
             *([meet] if shared and single else []),
@@ -201,6 +212,7 @@ def _warpgroup(
             Await("dP"),
             *shuffle,
             Compute(f"softmax_grad{suffix}", dp, (s, dp, pipes["D"]), s.rows, s.cols),
+            *uncap,
             Compute("convert", ds, (dp,), s.rows, s.cols),
             *([meet] if shared or single else []),
             Compute("copy", own_part(ds_smem), (ds,), ds.rows, ds.cols),
@@ -243,6 +255,8 @@ def _epilogue(index, problem, t: BackwardTile, tensors, results: dict[str, Buffe
             source = Buffer(f"{name}_16", buffer.rows, buffer.cols, dtype)
             ops.append(Compute("convert", source, (buffer,), rows, cols))
         fn = "relabel_transposed" if g.dkv == "keys_swapped" else "copy"
+        if grouped:
+            row = row + shift_index(problem, "acc_key_shift")
         place = tile(tensors[f"{name}_accum" if grouped else name], var("kv_head"), row, rows, col, cols)
         ops += [
             Compute(fn, out, (source,), rows, cols),
@@ -253,7 +267,7 @@ def _epilogue(index, problem, t: BackwardTile, tensors, results: dict[str, Buffe
     return ops
 
 
-def _dq_writer(t: BackwardTile, tensors: dict[str, Tensor]) -> Role:
+def _dq_writer(t: BackwardTile, tensors: dict[str, Tensor], acc_shift: Index) -> Role:
     """The warp that adds each block's dQ to the fp32 buffer in HBM: SMEM to L2 by bulk reduce."""
     g = Gemms.of(t)
     smem = Buffer("dQ_smem", t.tile_m, t.padded_head_dim, "fp32", "smem")
@@ -266,7 +280,7 @@ def _dq_writer(t: BackwardTile, tensors: dict[str, Tensor]) -> Role:
                 rows, cols, r0, c0 = t.tile_m // chunks, t.padded_head_dim, i * (t.tile_m // chunks), 0
             else:
                 rows, cols, r0, c0 = t.tile_m, t.padded_head_dim // chunks, 0, i * (t.padded_head_dim // chunks)
-            place = tile(tensors["dQ_accum"], var("q_head"), row + r0, rows, c0, cols)
+            place = tile(tensors["dQ_accum"], var("q_head"), row + acc_shift + r0, rows, c0, cols)
             ops += [
                 Wait(f"dq_full{i}"),
                 Exchange("dQ", 0, rows * cols * 4),
@@ -278,7 +292,7 @@ def _dq_writer(t: BackwardTile, tensors: dict[str, Tensor]) -> Role:
     return Role("dq_writer", _row_loops(t, body), warps=1)
 
 
-def _loader(t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe]) -> Role:
+def _loader(t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe], acc_shift: Index) -> Role:
     """The TMA warp: K and V once, then Q, LSE, dO and D of each query block as slots fall free."""
     bm, bn, d = t.tile_m, t.tile_n, t.padded_head_dim
     head = var("q_head")
@@ -286,7 +300,8 @@ def _loader(t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe])
     def body(row: Index, _stage: int) -> list:
         ops = []
         for pipe, tensor, cols in (("q", "Q", d), ("LSE", "LSE_log2", 1), ("dO", "dO", d), ("D", "D", 1)):
-            place = tile(tensors[tensor], head, row, bm, 0, cols)
+            first = row + acc_shift if cols == 1 else row
+            place = tile(tensors[tensor], head, first, bm, 0, cols)
             ops += [Acquire(pipes[pipe]), Load(place, pipes[pipe], via="tma")]
         return ops
 
@@ -313,4 +328,5 @@ def roles(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor]
         "v": Pipe("v", t.tile_n, d, dtype, 1, GROUPS),
     }
     groups = (_warpgroup(i, problem, t, tensors, pipes) for i in range(GROUPS))
-    return (_loader(t, tensors, pipes), _dq_writer(t, tensors), *groups)
+    acc_shift = shift_index(problem)
+    return (_loader(t, tensors, pipes, acc_shift), _dq_writer(t, tensors, acc_shift), *groups)

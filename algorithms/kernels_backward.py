@@ -230,12 +230,22 @@ def fa3_backward_tile(
 
 
 def backward_row_blocks(
-    *, key_block: int, tile_m: int, tile_n: int, seqlen_q: int, seqlen_k: int, causal: bool
+    *,
+    key_block: int,
+    tile_m: int,
+    tile_n: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    sides: tuple[int, int] = (-1, -1),
 ) -> range:
-    """The query blocks that a key block's CTA visits (bottom-right causal); walk it in the tile's ``walk`` order.
+    """The query blocks that a key block's CTA visits (bottom-right diagonal); walk it in the tile's ``walk`` order.
 
-    Source: flash_bwd_kernel.h m_block_min; hopper/block.h get_m_block_min_max.
+    ``sides``: keys that a query sees left and right of its diagonal, -1 for all (causal: ``(-1, 0)``).
+    Source: flash_bwd_kernel.h m_block_min, m_block_max; flash_attn/cute/block_info.py get_m_block_min_max.
     """
-    stop = -(-seqlen_q // tile_m)
-    start = max(0, (key_block * tile_n + seqlen_q - seqlen_k) // tile_m) if causal else 0
+    left, right = sides
+    stop, shift = -(-seqlen_q // tile_m), seqlen_q - seqlen_k
+    start = max(0, (key_block * tile_n + shift - right) // tile_m) if right >= 0 else 0
+    if left >= 0:
+        stop = max(0, min(stop, -(-((key_block + 1) * tile_n + shift + left) // tile_m)))
     return range(min(start, stop), stop)

@@ -96,19 +96,22 @@ def attention_gradients(
     """dQ, dK and dV in float64 for the output gradient ``do`` (layout of :func:`attention`'s O).
 
     With P = softmax(scale * Q K^T + mask), without dropout: dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)),
-    dQ = scale * dS K and dK = scale * dS^T Q; dK and dV are summed over the query heads of a KV head.
+    dQ = scale * dS K and dK = scale * dS^T Q; dK and dV are summed over the query heads of a KV head. A soft cap
+    multiplies dS by its slope.
     """
     forward = attention(problem, q, k, v, mask)
     q, k, v, do = (np.asarray(x, np.float64) for x in (q, k, v, do))
     k, v = (np.repeat(x, problem.group, axis=0) for x in (k, v))
     scale = problem.head_dim**-0.5
     lse = forward["LSE"][..., None]
-    s = masked_scores(problem, np.einsum("hid,hjd->hij", q, k) * scale, mask)
-    s = np.where(visible(problem), s, -np.inf)
+    raw = np.einsum("hid,hjd->hij", q, k) * scale
+    s = np.where(visible(problem), masked_scores(problem, raw, mask), -np.inf)
     p = np.exp(s - np.where(np.isneginf(lse), 0.0, lse))
     weights = dropout_weights(problem)
     dp = np.einsum("hid,hjd->hij", do, v) * weights
     ds = p * (dp - (do * forward["O"]).sum(axis=2, keepdims=True))
+    if problem.softcap:
+        ds *= 1.0 - np.tanh(raw / problem.softcap) ** 2
 
     def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(-1, problem.group, *x.shape[1:]).sum(axis=1)

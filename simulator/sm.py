@@ -311,6 +311,10 @@ def to_ticks(ops) -> tuple:
     return tuple(out)
 
 
+class StuckError(RuntimeError):
+    """A schedule that waits for what never comes."""
+
+
 @dataclass(frozen=True)
 class SmRun:
     """One simulation: mean CTA end (cycles), mean compute-role waits by cause (cycles), busy cycles by pipe.
@@ -363,7 +367,7 @@ def run_sm(
         env.process(finish(processes))
     env.run()
     if len(ends) < residents:
-        raise RuntimeError("the schedule stops before its end: a barrier or pipe is never satisfied")
+        raise StuckError("the schedule stops before its end: a barrier or pipe is never satisfied")
     compute = [run for runs in by_cta for run in runs]
     waits = tuple(sum(r.waited[c] for r in compute) / len(compute) / TICKS_PER_CYCLE for c in CAUSES)
     return SmRun(

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from simulator.program import Trip
-from simulator.sm import SmRun, run_sm, to_ticks
+from simulator.sm import SmRun, StuckError, run_sm, to_ticks
 from simulator.sm_costs import CAUSES, SmSpec, compile_kernel
 
 #: Iterations simulated before and during the measurement of a nested loop's period.
@@ -190,9 +190,14 @@ def _time_marked(
     for i, trip in enumerate(trips):
         if i != main and profile.varies[i]:
             few = min(length, FIRST_TRIPS)
-            more = run_with(**{trip.coord: base[trip.coord] + 1, trips[main].coord: few})
-            fewer = tiles[few] if few < inside else last_tile(run) - (length - few) * period
-            periods[i] = max(0.0, last_tile(more) - fewer)
+            usual = tiles[few] if few < inside else last_tile(run) - (length - few) * period
+            step, count = 1, base[trip.coord]
+            try:
+                other = run_with(**{trip.coord: count + 1, trips[main].coord: few})
+            except StuckError:
+                # a condition, which cannot hold twice: it costs what its absence saves
+                step, other = -1, run_with(**{trip.coord: count - 1, trips[main].coord: few})
+            periods[i] = max(0.0, step * (last_tile(other) - usual))
     beside = sum(base[t.coord] * periods[i] for i, t in enumerate(trips) if i != main)
     overhead = last_tile(run) - length * period - beside
     short = [tiles[n] - n * period - beside for n in range(inside)]

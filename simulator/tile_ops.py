@@ -127,6 +127,8 @@ TILE_OPS: dict[str, TileOp] = {
     "scale": TileOp(lambda a, p: a[0] * np.float32(p["factor"]), {"fma": 1.0}),
     # soft cap of scores: a multiplication and tanh.approx, which is one special function
     "softcap": TileOp(lambda a, p: np.tanh(a[0] * np.float32(p["factor"])), {"fma": 1.0, "exp": 1.0}),
+    # its derivative, 1 - tanh^2
+    "softcap_slope": TileOp(lambda a, p: 1 - a[0] * a[0], {"fma": 1.0}),
     "copy": TileOp(lambda a, p: a[0], {"alu": 0.0}),
     "fill": TileOp(lambda a, p: None, {"alu": 0.0}),
     "transpose": TileOp(lambda a, p: a[0].T, {"alu": 1.0}),
@@ -150,6 +152,7 @@ TILE_OPS: dict[str, TileOp] = {
     "exp2_lse_transposed": TileOp(lambda a, p: _exp2_lse(a[0], a[1].T, p), {"fma": 1.0, "exp": 1.0}),
     "softmax_grad_transposed": TileOp(lambda a, p: a[0] * (a[1] - a[2].T), {"fma": 2.0}),
     "mask_transposed": TileOp(_transposed_mask, {"alu": 2.0}),
+    "mask_window_transposed": TileOp(_transposed_mask, {"alu": 3.0}),
     # only the end of the keys: one comparison a key, one select an element
     "mask_end": TileOp(_mask, {"alu": 1.0}),
     "mask_end_transposed": TileOp(_transposed_mask, {"alu": 1.0}),

@@ -262,7 +262,7 @@ def test_fa3_backward_fits_and_walks():
     assert [h.name for h in tables.fa3_backward_tile(128, gqa=True).helpers if h.before_main] == [
         "fill_dKaccum", "fill_dVaccum", "bwd_preprocess",
     ]  # fmt: skip
-    seen = tables.backward_row_blocks(key_block=3, tile_m=64, tile_n=128, seqlen_q=512, seqlen_k=512, causal=True)
+    seen = tables.backward_row_blocks(key_block=3, tile_m=64, tile_n=128, seqlen_q=512, seqlen_k=512, sides=(-1, 0))
     assert list(seen) == [6, 7]
 
 
