@@ -21,7 +21,10 @@ COUNTED_ON = "ncu, one H200, PyTorch 2.11 / tokenspeed-fa3 20260810, 2026-11-29"
 @dataclass(frozen=True)
 class InstructionMix:
     """Lane instructions per element, by pipe. ``masked_extra``: further ``alu``/``issue`` of an element whose
-    softmax numerator is zero (IEEE division's slow path)."""
+    softmax numerator is zero (IEEE division's slow path). ``issue_interval_cycles``: what one warp takes from an
+    instruction to the next while it waits for neither memory nor other warps (ncu's stall reasons *wait*,
+    *short scoreboard* and *dispatch* beside the issue itself; 0: not counted). ``issue_per_row``: lane instructions of
+    a row beyond its elements'."""
 
     issue: float
     fma: float
@@ -32,6 +35,8 @@ class InstructionMix:
     masked_extra_issue: float = 0.0
     masked_extra_alu: float = 0.0
     source: str = COUNTED_ON
+    issue_interval_cycles: float = 0.0
+    issue_per_row: float = 0.0
 
     def at_masked_fraction(self, masked_fraction: float) -> InstructionMix:
         """The mean mix of rows of which ``masked_fraction`` (0..1) is masked."""
@@ -40,6 +45,7 @@ class InstructionMix:
         return InstructionMix(
             self.issue + masked_fraction * self.masked_extra_issue, self.fma,
             self.alu + masked_fraction * self.masked_extra_alu, self.xu, self.lsu, self.tensor, source=self.source,
+            issue_interval_cycles=self.issue_interval_cycles, issue_per_row=self.issue_per_row,
         )  # fmt: skip
 
 
@@ -81,19 +87,28 @@ _FA3_FP8_128 = InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10)
 
 # kind of kernels_softmax.RowKernel -> counts at row lengths 2048, 4096, 16384 and 32768
 _SOFTMAX_FORWARD = {
-    "warp": InstructionMix(38.7, 13.9, 9.4, 3.0, 3.2, 0.0, 36.8, 24.9),
-    "registers": InstructionMix(79.5, 31.0, 18.8, 4.0, 6.8, 0.0, 34.3, 19.5),
-    "smem": InstructionMix(47.3, 22.6, 11.7, 4.0, 1.8, 0.0, 34.3, 21.2),
-    "global": InstructionMix(44.8, 23.0, 10.0, 4.2, 1.1, 0.0, 34.3, 20.9),
+    # 652, 1260 and 2476 instructions a warp for rows of 512, 1024 and 2048, 388 for two rows of 128
+    "warp": InstructionMix(
+        38.0, 13.9, 9.4, 3.0, 3.2, 0.0, 36.8, 24.9, issue_interval_cycles=4.4, issue_per_row=1376.0
+    ),
+    "registers": InstructionMix(79.5, 31.0, 18.8, 4.0, 6.8, 0.0, 34.3, 19.5, issue_interval_cycles=4.6),
+    # 49.6 and 47.3 an element of rows of 12288 and 16384; 46.8 and 44.8 of 24576 and 32768
+    "smem": InstructionMix(
+        40.4, 22.6, 11.7, 4.0, 1.8, 0.0, 34.3, 21.2, issue_interval_cycles=4.5, issue_per_row=113_000.0
+    ),
+    "global": InstructionMix(
+        38.8, 23.0, 10.0, 4.2, 1.1, 0.0, 34.3, 20.9, issue_interval_cycles=4.6, issue_per_row=196_000.0
+    ),
 }
 _SOFTMAX_BACKWARD = {
-    "warp": InstructionMix(13.9, 5.0, 5.3, 0.0, 3.25),
-    "smem": InstructionMix(14.3, 5.4, 5.9, 0.0, 1.3),
+    "warp": InstructionMix(13.9, 5.0, 5.3, 0.0, 3.25, issue_interval_cycles=2.8),
+    "smem": InstructionMix(14.3, 5.4, 5.9, 0.0, 1.3, issue_interval_cycles=3.5),
+    "global": InstructionMix(12.4, 4.2, 3.4, 0.0, 1.1, issue_interval_cycles=2.8),
 }
 _ELEMENTWISE = {
-    "broadcast_add": InstructionMix(56.75, 11.0, 21.25, 0.0, 3.25),
-    "strided_copy": InstructionMix(54.5, 12.75, 18.75, 0.0, 2.25),
-    "vectorised": InstructionMix(7.4, 3.25, 2.4, 0.0, 0.5),
+    "broadcast_add": InstructionMix(56.75, 11.0, 21.25, 0.0, 3.25, issue_interval_cycles=3.4),
+    "strided_copy": InstructionMix(54.5, 12.75, 18.75, 0.0, 2.25, issue_interval_cycles=4.6),
+    "vectorised": InstructionMix(7.4, 3.25, 2.4, 0.0, 0.5, issue_interval_cycles=3.4),
 }
 
 

@@ -25,7 +25,9 @@ class RowKernel:
 
     ``kind``: "warp" (rows in registers of one warp), "registers" (of a CTA), "smem", "global" (row re-read).
     ``global_reads``: times each element of each input is read from global memory; every output is written once.
-    ``access_bytes``: bytes that one thread moves with one load or store. ``divisions_per_element``: full IEEE fp32
+    ``access_bytes``: bytes that one thread moves with one load or store. ``columns_in_flight``: columns of a row whose
+    loads are under way at once (the rest is asked for when they have come), ``padded_columns``: columns that
+    instructions are issued for. ``divisions_per_element``: full IEEE fp32
     divisions, which leave the fast path for a zero numerator: masked scores cost more than others.
     """
 
@@ -36,12 +38,25 @@ class RowKernel:
     registers_per_thread: int
     smem_bytes: int
     access_bytes: int
+    columns_in_flight: int
+    padded_columns: int
     global_reads: tuple[tuple[str, int], ...]
     exponentials_per_element: int
     divisions_per_element: int
     block_reductions: int
     accumulate_dtype: str
     source: str
+
+
+#: Columns of each operand that the warp kernels have in flight, forward and backward. By ncu on an H200, a warp waits
+#: 145 cycles for memory per load forward (rows of 512, 1024 and 2048 alike) and 119 backward (1024, two operands), a
+#: quarter and a fifth of the latency of 590 cycles: four and five loads of a lane at once.
+_WARP_COLUMNS_IN_FLIGHT = {"forward": 128, "backward": 80}
+#: Instructions of an element beyond a row's end in the warp kernel over those of a real one: 2060 a warp for rows of
+#: 1400 in registers for 2048, 2476 for 2048.
+_BEYOND_ROW = 0.47
+#: Registers a thread of cunn_SoftMaxForwardReg by elements that it holds (torch.profiler on an H200).
+_IN_REGISTERS = {1: 26, 2: 28, 3: 28, 4: 30, 5: 30, 6: 29, 7: 34, 8: 37, 9: 40}
 
 
 def _release(torch_release: str) -> tuple[int, int]:
@@ -61,6 +76,11 @@ def _warp_rows(row_length: int) -> tuple[int, int]:
     return 128 // lanes * rows_per_warp, padded // lanes
 
 
+def _warp_columns(row_length: int) -> int:
+    """Columns that a warp issues instructions for."""
+    return row_length + round(_BEYOND_ROW * (power_of_two_at_least(row_length) - row_length))
+
+
 def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.11") -> RowKernel:
     """The kernel behind ``torch.softmax(x, -1)`` for contiguous 16-byte aligned rows.
 
@@ -78,31 +98,34 @@ def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.
         rows, per_thread = _warp_rows(row_length)
         registers = {16: 32, 32: 48, 64: 80}.get(per_thread, 32)
         return RowKernel(
-            "softmax_warp_forward", "warp", rows, 128, registers, 0, size, (("S", 1),), block_reductions=0, **common
-        )
+            "softmax_warp_forward", "warp", rows, 128, registers, 0, size, _WARP_COLUMNS_IN_FLIGHT["forward"],
+            _warp_columns(row_length), (("S", 1),), block_reductions=0, **common,
+        )  # fmt: skip
     if torch_release == "2.0":
         # The vectorised kernels of that release halve the block so that most of a row is read 16 bytes at a time.
         target = min(row_length // vector, 1024) // 2
         threads = max(32, power_of_two_at_least(max(target, 1)))
         return RowKernel(
-            "cunn_SoftMaxForward", "global", 1, threads, 32, 4 * threads, 16, (("S", 3),), block_reductions=2, **common
-        )
+            "cunn_SoftMaxForward", "global", 1, threads, 32, 4 * threads, 16, threads * vector, row_length, (("S", 3),),
+            block_reductions=2, **common,
+        )  # fmt: skip
     threads = min(-(-row_length // 32) * 32, 1024)
     scratch = threads // 32 * 4
     in_registers = -(-row_length // threads)
     if torch_release != "2.1" and in_registers < 10:
         return RowKernel(
-            "cunn_SoftMaxForwardReg", "registers", 1, threads, 22 + 2 * in_registers, scratch, size, (("S", 1),),
-            block_reductions=2, **common,
+            "cunn_SoftMaxForwardReg", "registers", 1, threads, _IN_REGISTERS[in_registers], scratch, size, row_length,
+            in_registers * threads, (("S", 1),), block_reductions=2, **common,
         )  # fmt: skip
     if row_length < (_DEFAULT_SMEM_BYTES - scratch) // size and row_length % vector == 0:
         return RowKernel(
-            "cunn_SoftMaxForwardSmem", "smem", 1, threads, 32, row_length * size + scratch, 16, (("S", 1),),
-            block_reductions=2, **common,
+            "cunn_SoftMaxForwardSmem", "smem", 1, threads, 32, row_length * size + scratch, 16, threads * vector,
+            row_length, (("S", 1),), block_reductions=2, **common,
         )  # fmt: skip
     return RowKernel(
-        "cunn_SoftMaxForward", "global", 1, threads, 32, scratch, 16, (("S", 3),), block_reductions=2, **common
-    )
+        "cunn_SoftMaxForward", "global", 1, threads, 32, scratch, 16, threads * vector, row_length, (("S", 3),),
+        block_reductions=2, **common,
+    )  # fmt: skip
 
 
 def softmax_backward_kernel(row_length: int, dtype: str, torch_release: str = "2.11") -> RowKernel:
@@ -118,8 +141,8 @@ def softmax_backward_kernel(row_length: int, dtype: str, torch_release: str = "2
     if row_length <= 1024 and row_length * size <= 4096:
         rows, per_thread = _warp_rows(row_length)
         return RowKernel(
-            "softmax_warp_backward", "warp", rows, 128, min(32 + 2 * per_thread, 96), 0, size, once,
-            block_reductions=0, **common,
+            "softmax_warp_backward", "warp", rows, 128, {16: 55, 32: 96}.get(per_thread, 32), 0, size,
+            _WARP_COLUMNS_IN_FLIGHT["backward"], _warp_columns(row_length), once, block_reductions=0, **common,
         )  # fmt: skip
     target = min(row_length // vector, 1024) // 2
     threads = max(32, power_of_two_at_least(max(target, 1)))
@@ -127,12 +150,12 @@ def softmax_backward_kernel(row_length: int, dtype: str, torch_release: str = "2
     fits = row_length < (_DEFAULT_SMEM_BYTES - scratch) // size and row_length % vector == 0
     if fits and torch_release == "2.11":
         return RowKernel(
-            "cunn_SoftMaxBackwardSmem", "smem", 1, threads, 29, row_length * size + scratch, 16, once,
-            block_reductions=1, **common,
+            "cunn_SoftMaxBackwardSmem", "smem", 1, threads, 29, row_length * size + scratch, 16, threads * vector,
+            row_length, once, block_reductions=1, **common,
         )  # fmt: skip
     return RowKernel(
-        "cunn_SoftMaxBackward", "global", 1, threads, 32, 4 * threads, 16, (("dP*P", 2), ("P", 1)),
-        block_reductions=1, **common,
+        "cunn_SoftMaxBackward", "global", 1, threads, 40, 4 * threads, 16, threads * vector, row_length,
+        (("dP*P", 2), ("P", 1)), block_reductions=1, **common,
     )  # fmt: skip
 
 
@@ -141,8 +164,9 @@ class ElementwiseKernel:
     """An element-wise kernel: ``threads`` x ``elements_per_thread`` outputs a CTA.
 
     ``vectorised``: 16-byte accesses and no index arithmetic; otherwise each element's offset in each operand is
-    found by integer division (a multiply-high per dimension), one element an access. ``launches``: PyTorch halves a
-    tensor until one launch's bytes fit 32-bit offsets.
+    found by integer division (a multiply-high per dimension), one element an access, and a thread's next element is
+    loaded after the one before was stored (they might overlap). ``launches``: PyTorch halves a tensor until one
+    launch's bytes fit 32-bit offsets.
     """
 
     name: str
@@ -166,7 +190,7 @@ def _elementwise(elements: int, dtype: str, vectorised: bool) -> ElementwiseKern
         elements_per_thread=16 // size if vectorised else (2 if size >= 4 else 4),
         vectorised=vectorised,
         launches=launches,
-        registers_per_thread=34 if vectorised else 18,
+        registers_per_thread=40 if vectorised else 18,
         access_bytes=16 if vectorised else size,
         source="pytorch:aten/src/ATen/native/cuda/CUDALoops.cuh, MemoryAccess.cuh; seen with PyTorch 2.11 on an H200",
     )

@@ -19,7 +19,7 @@ from algorithms.kernel_tables import ElementwiseKernel, contiguous_elementwise_k
 from algorithms.standard_rows import elementwise
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
-from simulator.program import Buffer, Compute, Kernel, Store, Tensor, View, as_index, tile, var
+from simulator.program import Buffer, Compute, Kernel, Store, Tensor, View, as_index, var
 from simulator.tile_ops import TILE_OPS, TileOp
 
 MASKS = ("additive", "bool", "padding")
@@ -117,7 +117,7 @@ def drop(weights: Tensor, t: dict[str, Tensor], problem: AttentionProblem) -> li
         *before, compute, store = role.ops
         (weights_in,), rows, cols = compute.args, compute.rows, compute.cols
         kept, values = Buffer("kept", rows, cols, "bool"), Buffer("values", rows, cols)
-        draw = dropout_op("dropout_curand", values, problem, row, as_index(0))
+        draw = dropout_op("dropout_curand", values, problem, row, store.into.col)
         factor = (("factor", 1.0 / (1.0 - problem.dropout)),)
         ops = [
             *before,
@@ -125,7 +125,7 @@ def drop(weights: Tensor, t: dict[str, Tensor], problem: AttentionProblem) -> li
             Compute("dropout_mask", kept, (weights_in,), rows, cols, draw.params),
             Compute("scale", compute.out, (values,), rows, cols, factor),
             store,
-            Store(View(kept), tile(mask, var("q_head"), row, rows)),
+            Store(View(kept), replace(store.into, tensor=mask)),
         ]
         return replace(kernel, roles=(replace(role, ops=tuple(ops)),))
 

@@ -29,8 +29,11 @@ TILE_OPS.update(
 )
 
 
-def beyond(name: str, ops: list, mix: InstructionMix, elements: int, parts: int = 1) -> list[Instructions]:
-    """``parts`` equal shares of what ``mix`` counts for ``elements`` beyond the :class:`Compute` operations ``ops``."""
+def beyond(
+    name: str, ops: list, mix: InstructionMix, elements: int, parts: int = 1, rows: float = 0.0
+) -> list[Instructions]:
+    """``parts`` equal shares of what ``mix`` counts for ``elements`` in ``rows`` beyond the :class:`Compute`
+    operations ``ops``."""
     modelled: dict[str, float] = {}
     for op in ops:
         if isinstance(op, Compute):
@@ -41,6 +44,7 @@ def beyond(name: str, ops: list, mix: InstructionMix, elements: int, parts: int 
         unit: max(0.0, counted * elements - modelled.get(unit, 0.0))
         for unit, counted in (("fma", mix.fma), ("alu", mix.alu), ("exp", mix.xu))
     }
-    lanes["issue"] = max(0.0, mix.issue * elements - sum(modelled.values()) - sum(lanes.values()))
+    counted = mix.issue * elements + mix.issue_per_row * rows
+    lanes["issue"] = max(0.0, counted - sum(modelled.values()) - sum(lanes.values()))
     work = tuple((unit, amount / parts) for unit, amount in lanes.items() if amount)
     return [Instructions(name, work)] * parts

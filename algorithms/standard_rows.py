@@ -1,8 +1,7 @@
 """PyTorch's row-wise and element-wise kernels as tile programs: softmax, mask addition, copies, products.
 
 A row kernel's CTA owns whole rows and re-reads them as often as the real one does. An element-wise kernel's CTAs are
-so many (512 elements each) that
-those of a few rows are taken together.
+so many (512 elements each) that those of a few rows are taken together.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from algorithms.common import ceil_div, fill, grid_indices
-from algorithms.instruction_counts import elementwise_mix, softmax_mix
+from algorithms.instruction_counts import InstructionMix, elementwise_mix, softmax_mix
 from algorithms.kernel_tables import ElementwiseKernel, RowKernel, ctas_per_sm
-from algorithms.kernels_common import power_of_two_at_least
 from algorithms.standard_ops import beyond
 from simulator.profile import Profile
 from simulator.program import (
@@ -39,11 +37,11 @@ from simulator.program import (
     var,
 )
 
-#: An element-wise CTA of the program stands for eight real ones side by side (128 threads, 4 elements each), again and
-#: again over this many whole rows, so that what is in flight at once stays a narrow band of the matrix.
-CTA_ROWS = 16
-CTA_THREADS = 1024
-CTA_ELEMENTS = 8192
+#: CTAs of an element-wise kernel beyond which several neighbours are one of the program.
+ELEMENTWISE_CTAS = 49_152
+#: From the end of a CTA of these kernels to the start of the next on its slot. By ncu on an H200, mask additions keep
+#: 59.2 of 64 warps busy with CTAs of 5160 cycles, softmax in registers 60.4 of 64 with CTAs of 6650.
+CTA_LAUNCH_CYCLES = 400.0
 
 MOST_CTAS = 2_000_000
 MOST_LAUNCHES = 8
@@ -57,13 +55,15 @@ def row_coordinates(heads: int, rows: int, rows_per_cta: int) -> dict[str, np.nd
     return {"q_head": head, "row0": block * rows_per_cta}
 
 
-def _row_kernel(name: str, k: RowKernel, ops, heads: int, rows: int, gpu: Profile, dtype: str, chunks: int) -> Kernel:
+def _row_kernel(
+    name: str, k: RowKernel, ops, heads: int, rows: int, gpu: Profile, dtype: str, chunks: int, mix: InstructionMix
+) -> Kernel:
     coords = row_coordinates(heads, rows, k.rows_per_cta)
     passes = PASSES if chunks else ()
     coords |= {name: np.full(len(coords["row0"]), chunks, np.int64) for name in passes}
     return Kernel(
         name,
-        (Role("warps0", ops, warps=max(1, k.threads // 32)),),
+        (Role("warps0", ops, max(1, k.threads // 32), mix.issue_interval_cycles),),
         coords,
         tuple(Trip(name) for name in passes),
         threads=k.threads,
@@ -78,6 +78,7 @@ def _row_kernel(name: str, k: RowKernel, ops, heads: int, rows: int, gpu: Profil
         ),
         compute_dtype=dtype,
         coord_order="rows, head after head",
+        launch_gap_cycles=CTA_LAUNCH_CYCLES,
     )
 
 
@@ -94,9 +95,13 @@ def _reduction(k: RowKernel) -> list:
     return [Barrier("reduce"), Exchange("reduce", k.threads // 8, k.threads // 8), Barrier("reduce")]
 
 
-def _padded(k: RowKernel, cols: int) -> int:
-    """Elements of a row that the kernel issues instructions for: a warp's registers hold a power of two."""
-    return power_of_two_at_least(cols) if k.kind == "warp" else cols
+def _batches(k: RowKernel, cols: int, loads: Callable[[int, int], list]) -> list:
+    """``loads(col, width)`` over a row: the columns in flight at once, and when they have come the next ones."""
+    return [
+        op
+        for col in range(0, cols, k.columns_in_flight)
+        for op in loads(col, min(k.columns_in_flight, cols - col))
+    ]
 
 
 def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, masked_share: float = 0.0) -> Kernel:
@@ -131,15 +136,16 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
         maximum = [Compute("row_max", m, (s, m_old), rows, cols)]
         sums = [Compute("exp", e, (s, m), rows, cols), Compute("row_sum", total, (e,), rows, cols)]
         end = output(s, 0, cols, True) if twice else output(e, 0, cols, False)
-        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * _padded(k, cols), 3)
+        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * k.padded_columns, 3, rows)
+        loads = _batches(k, cols, lambda col, width: [Load(at(s_in, col, width), View(s, 0, None, col, width))])
         ops = [
-            *start, Load(at(s_in, 0, cols), s), *in_smem, extra[0], *maximum, *_reduction(k), extra[1], *sums,
-            *_reduction(k), extra[2], *end,
+            *start, *loads, *in_smem, extra[0], *maximum, *_reduction(k), extra[1], *sums, *_reduction(k), extra[2],
+            *end,
         ]  # fmt: skip
-        return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, 0)
+        return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, 0, mix)
 
     # three passes over global memory in steps of one vector a thread; the last step of each may be short
-    chunk = k.threads * max(1, k.access_bytes // 2)
+    chunk = k.columns_in_flight
     whole, rest = divmod(cols, chunk)
 
     def passes(s: Buffer, col, width: int) -> list[list]:
@@ -149,7 +155,8 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
             [Compute("exp", s, (s, m), rows, width), Compute("accumulate_sum", total, (total, one, s), rows, width)],
             output(s, col, width, True),
         ]
-        extra = beyond("softmax", [op for body in bodies for op in body], mix, rows * width, 3)
+        share = rows * width / cols
+        extra = beyond("softmax", [op for body in bodies for op in body], mix, rows * width, 3, share)
         return [[Load(at(s_in, col, width), s), extra[0], *body] for body in bodies]
 
     loops = passes(Buffer("S_chunk", rows, chunk), var("c") * chunk, chunk) if whole else []
@@ -159,7 +166,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
         ops += [Loop("c", var(trip), loops[index])] if whole else []
         ops += rests[index] if rest else []
         ops += _reduction(k) if index < 2 else []
-    return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, whole)
+    return _row_kernel("softmax", k, ops, s_in.heads, s_in.rows, gpu, dtype, whole, mix)
 
 
 def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gpu: Profile) -> Kernel:
@@ -169,25 +176,41 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
     head, row = var("q_head"), var("row0")
     total = Buffer("total", rows)
     read_twice = dict(k.global_reads).get("dP*P", 1) > 1
-
-    def at(tensor: Tensor) -> Tile:
-        return tile(tensor, head, row, rows, 0, cols)
-
     g, p, ds = Buffer("dPP", rows, cols), Buffer("P", rows, cols), Buffer("dS", rows, cols, dtype)
-    load = Load(at(dpp), g)
-    # P is needed last; the CTAs that share an SM hide its latency, so it is asked for first
-    ask = Load(at(p_in), p, token="P")
+
+    def load(tensor: Tensor, buffer: Buffer, col: int, width: int, token: str | None = None) -> Load:
+        return Load(tile(tensor, head, row, rows, col, width), View(buffer, 0, None, col, width), token)
+
+    def load_both(col: int, width: int) -> list:
+        return [load(p_in, p, col, width, "P"), load(dpp, g, col, width)]
+
+    def load_product(col: int, width: int) -> list:
+        return [load(dpp, g, col, width)]
+
+    first, second = (load_product, load_both) if read_twice else (load_both, None)
     in_smem = [Exchange("row", rows * cols * 2, rows * cols * 2)] if k.kind == "smem" else []
     sums = [Compute("row_sum", total, (g,), rows, cols)]
     end = [Compute("softmax_backward", g, (g, p, total), rows, cols), Compute("convert", ds, (g,), rows, cols)]
-    # the kernel that reads a row twice was not counted; it issues what the one that keeps it in SMEM does
-    mix = softmax_mix("smem" if k.kind == "global" else k.kind, backward=True)
-    extra = beyond("softmax_backward", [*sums, *end], mix, rows * _padded(k, cols), 2)
+    mix = softmax_mix(k.kind, backward=True)
+    extra = beyond("softmax_backward", [*sums, *end], mix, rows * k.padded_columns, 2, rows)
     ops = [
-        ask, load, *in_smem, extra[0], *sums, *_reduction(k), *([load] if read_twice else []), Await("P"), extra[1],
-        *end, Store(View(ds), at(ds_out)),
+        *_batches(k, cols, first), *in_smem, extra[0], *sums, *_reduction(k),
+        *(_batches(k, cols, second) if second else []), Await("P"), extra[1], *end,
+        Store(View(ds), tile(ds_out, head, row, rows)),
     ]  # fmt: skip
-    return _row_kernel("softmax_backward", k, ops, p_in.heads, p_in.rows, gpu, dtype, 0)
+    return _row_kernel("softmax_backward", k, ops, p_in.heads, p_in.rows, gpu, dtype, 0, mix)
+
+
+def _elementwise_tile(heads: int, rows: int, cols: int, real_elements: int) -> tuple[int, int, int]:
+    """(rows, columns, hardware CTAs) of a CTA of the program: one of the hardware, or beyond
+    :data:`ELEMENTWISE_CTAS` of them several that follow each other."""
+    elements = real_elements * ceil_div(heads * rows * cols, real_elements * ELEMENTWISE_CTAS)
+    if elements < cols:
+        width, tall = ceil_div(cols, ceil_div(cols, elements)), 1
+    else:
+        width, tall = cols, min(rows, max(1, elements // cols))
+        tall = ceil_div(rows, ceil_div(rows, tall))
+    return tall, width, max(1, round(tall * width / real_elements))
 
 
 def elementwise(
@@ -207,41 +230,49 @@ def elementwise(
     :data:`MOST_LAUNCHES` of them, each over more than 2 GiB, several are taken together.
     """
     heads = out.heads if heads is None else heads
-    cols = out.cols
-    rows = max(CTA_ROWS, CTA_ELEMENTS // cols)
-    row = var("row0")
+    real = k.threads * k.elements_per_thread
+    rows, width, ctas_each = _elementwise_tile(heads // k.launches or 1, out.rows, out.cols, real)
+    row, first_col = var("row0"), var("col0")
     one_row = [tensor.rows == 1 and out.rows > 1 for tensor, _ in reads]
-    buffers = [Buffer(f"in{n}", 1 if single else rows, cols) for n, single in enumerate(one_row)]
-    result = Buffer("out", rows, cols, out.dtype)
-    sources = [
-        tile(tensor, var(head) if head else 0, 0 if single else row, 1 if single else rows)
-        for (tensor, head), single in zip(reads, one_row, strict=True)
-    ]
-    # all operands of an element are in flight together: the last load waits for the earlier ones too
-    loads = [Load(source, buffer, token="in") for source, buffer in zip(sources[:-1], buffers[:-1], strict=True)]
-    compute = Compute(op, result, tuple(buffers), rows, cols, params(row, Index()) if params else ())
     mix = elementwise_mix("vectorised" if k.vectorised else "broadcast_add" if len(reads) > 1 else "strided_copy")
-    body = [
-        *loads,
-        Load(sources[-1], buffers[-1]),
-        *([Await("in")] if loads else []),
-        *beyond(name, [compute], mix, rows * cols),
-        compute,
-        Store(View(result), tile(out, var("q_head"), row, rows)),
-    ]
-    coords = row_coordinates(heads, out.rows, rows)
+    # what is not vectorised walks its elements one after another, a load and a store each
+    step = width if k.vectorised else ceil_div(width, k.elements_per_thread)
+    body: list = []
+    for at in range(0, width, step):
+        part, col = min(step, width - at), first_col + at
+        buffers = [Buffer(f"in{n}_{part}", 1 if single else rows, part) for n, single in enumerate(one_row)]
+        result = Buffer(f"out_{part}", rows, part, out.dtype)
+        sources = [
+            tile(tensor, var(head) if head else 0, 0 if single else row, 1 if single else rows, col, part)
+            for (tensor, head), single in zip(reads, one_row, strict=True)
+        ]
+        # all operands of an element are in flight together: the last load waits for the earlier ones too
+        loads = [Load(source, buffer, token="in") for source, buffer in zip(sources[:-1], buffers[:-1], strict=True)]
+        compute = Compute(op, result, tuple(buffers), rows, part, params(row, col) if params else ())
+        body += [
+            *loads,
+            Load(sources[-1], buffers[-1]),
+            *([Await("in")] if loads else []),
+            *beyond(name, [compute], mix, rows * part),
+            compute,
+            Store(View(result), tile(out, var("q_head"), row, rows, col, part)),
+        ]
+    column, block, head = grid_indices(ceil_div(out.cols, width), ceil_div(out.rows, rows), heads)
+    coords = {"q_head": head, "row0": block * rows, "col0": column * width}
     launches = min(k.launches, MOST_LAUNCHES)
-    edges = np.linspace(0, len(coords["row0"]), launches + 1).astype(np.int64)
+    edges = np.linspace(0, len(head), launches + 1).astype(np.int64)
     return [
         Kernel(
             name if launches == 1 else f"{name}_{part}",
-            (Role("warps0", body, warps=CTA_THREADS // 32),),
+            (Role("warps0", body, k.threads // 32, mix.issue_interval_cycles),),
             {coord: values[low:high] for coord, values in coords.items()},
             (),
-            threads=CTA_THREADS,
-            registers_per_thread=32,
+            threads=k.threads,
+            registers_per_thread=k.registers_per_thread,
             compute_dtype=out.dtype,
             coord_order="rows, head after head",
+            ctas_each=ctas_each,
+            launch_gap_cycles=CTA_LAUNCH_CYCLES,
         )
         for part, (low, high) in enumerate(pairwise(edges))
         if high > low

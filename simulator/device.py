@@ -18,7 +18,7 @@ from simulator.memory import L2, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
-from simulator.program import Kernel
+from simulator.program import Kernel, Load
 from simulator.read_sharing import unseen_read_bytes
 from simulator.sm import TICKS_PER_CYCLE
 from simulator.sm_costs import CAUSES, SmSpec
@@ -71,13 +71,23 @@ def occupancy(kernel: Kernel, profile: Profile) -> int:
 
 def bundle_size(kernel: Kernel, slots: int) -> int:
     """How many consecutive CTAs of a kernel with very many short CTAs are replayed as one (1: each its own)."""
-    if kernel.ctas < 32 * slots:
+    if kernel.ctas < 32 * slots or kernel.ctas_each > 1:
+        return 1
+    if kernel.trips:
+        # passes over the same rows find them in L2, which a bundle's rows together would leave
         return 1
     rows = {a.tile.rows for a in kernel_accesses(kernel)}
     row_steps = np.unique(np.diff(kernel.coords["row0"])[: 4 * slots]) if "row0" in kernel.coords else None
     if row_steps is None or len(rows - {1}) > 1 or max(rows) not in row_steps:
         return 1
-    return int(max(1, min(32 // max(1, max(rows)), kernel.ctas // (16 * slots))))
+    return int(max(1, min(32 // max(1, max(rows)), kernel.ctas // (24 * slots))))
+
+
+def _loads_in_turn(kernel: Kernel) -> int:
+    """Loads that a CTA without loops waits for one after another (at least 1)."""
+    if kernel.trips:
+        return 1
+    return max(1, *(sum(isinstance(op, Load) and op.token is None for op in role.ops) for role in kernel.roles))
 
 
 class _Prepared:
@@ -85,6 +95,8 @@ class _Prepared:
 
     def __init__(self, kernel: Kernel, l2: L2, bundle: int):
         self.kernel, self.bundle = kernel, bundle
+        #: CTAs of the hardware that one of the replay stands for.
+        self.ctas_each = bundle * kernel.ctas_each
         self.outer = next((t.coord for t in kernel.trips if any(o.outer == t.coord for o in kernel.trips)), None)
         self.segments = [t for t in kernel.trips if t.coord != self.outer]
         first = self._bundle_starts() if bundle > 1 else np.arange(kernel.ctas)
@@ -174,7 +186,7 @@ def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: floa
     longer ones), first extra, period by segment (last row: the outer loop's own cost)."""
     trips = prepared.kernel.trips
     k = len(timings[0].latencies_cycles)
-    scale = TICKS_PER_CYCLE * prepared.bundle
+    scale = TICKS_PER_CYCLE * prepared.ctas_each
     n_seg = len(prepared.segments)
     classes = max(len(t.short_overhead_cycles) for t in timings) + 1
     main = timings[0].main
@@ -188,7 +200,7 @@ def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: floa
         overhead[r] = np.array(t.overhead_cycles) * scale
         if t.short_overhead_cycles:
             overhead[r, : len(t.short_overhead_cycles)] = np.array(t.short_overhead_cycles) * scale
-        overhead[r] += gap_cycles * TICKS_PER_CYCLE * (prepared.bundle - 1)
+        overhead[r] += gap_cycles * TICKS_PER_CYCLE * (prepared.ctas_each - 1)
         first[r] = np.array(t.first_extra_cycles) * TICKS_PER_CYCLE
         for i, trip in enumerate(trips):
             values = np.array(t.period_cycles[i]) * scale
@@ -224,13 +236,14 @@ def run_kernel(
     """
     spec = SmSpec.of(profile, physics, kernel.path, kernel.compute_dtype)
     residents = occupancy(kernel, profile)
-    most = min(residents, -(-kernel.ctas // profile.num_sms))
+    most = min(residents, -(-kernel.ctas * kernel.ctas_each // profile.num_sms))
     counts = (1,) if residents == 1 or most == 1 else (1, residents)
     slots = profile.num_sms * residents
     persistent = kernel.schedule != "grid" and kernel.ctas > slots
-    timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent) for r in counts)
-    prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
     gap = physics.persistent_fetch_cycles if kernel.schedule != "grid" else physics.cta_launch_cycles
+    gap = gap if kernel.launch_gap_cycles is None else kernel.launch_gap_cycles
+    timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
+    prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
     cta_class, overhead, first, period = _tables(prepared, timings, gap)
 
     n = prepared.n
@@ -272,6 +285,7 @@ def run_kernel(
         first,
         period,
         residents,
+        prepared.ctas_each * _loads_in_turn(kernel),
         int(gap * TICKS_PER_CYCLE),
         ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
         ticks_per_s / hbm,
@@ -318,7 +332,7 @@ def run_kernel(
     return KernelRun(
         end / TICKS_PER_CYCLE,
         residents,
-        kernel.ctas / slots,
+        kernel.ctas * kernel.ctas_each / slots,
         waits,
         busy[0] * scale / end if end else 0.0,
         busy[1] * scale / end if end else 0.0,
@@ -355,6 +369,9 @@ def wide_block_rows(kernels, slots_of) -> int:
     """Rows of a wide tensor's block: what one bundle of its row-wise kernels covers (at least 1)."""
     rows = 32
     for kernel in kernels:
+        if kernel.trips or kernel.ctas_each > 1:
+            # they touch parts of rows
+            continue
         bundle = bundle_size(kernel, slots_of(kernel))
         for access in kernel_accesses(kernel):
             if access.tile.tensor.cols > WIDE_COLS and access.tile.cols >= access.tile.tensor.cols:

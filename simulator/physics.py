@@ -36,6 +36,9 @@ class Physics:
     issue_efficiency: float = _parameter(
         0.95, 0.6, 1.0, "fraction", "sustained share of the issue slots when several warps mix instructions"
     )
+    mixed_issue_efficiency: float = _parameter(
+        0.87, 0.7, 1.0, "fraction", "the same without tensor instructions, where instructions of all pipes mix"
+    )
     smem_efficiency: float = _parameter(
         0.97, 0.6, 1.0, "fraction", "sustained share of the shared-memory port's rate"
     )

@@ -223,11 +223,16 @@ Op = (
 
 @dataclass(frozen=True)
 class Role:
-    """One instruction stream of a CTA: a loader, or ``warps`` warps that compute in step."""
+    """One instruction stream of a CTA: a loader, or ``warps`` warps that compute in step.
+
+    ``issue_interval_cycles`` is what one warp alone takes from an instruction to the next, loads aside, where it was
+    counted (0: as the GPU's parameters say).
+    """
 
     name: str
     ops: tuple
     warps: int = 4
+    issue_interval_cycles: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ops", tuple(self.ops))
@@ -252,6 +257,9 @@ class Kernel:
     on slot i modulo slots) or ``dynamic`` (persistent, next tile to the first free slot).
     ``path`` is the tensor instruction path, ``compute_dtype`` the type its operands have. ``in_step_iterations`` is
     the loop length at which half the reads that neighbouring CTAs have in common are still in step (0: none ever are).
+    ``ctas_each`` > 1: each CTA of the list stands for that many of the hardware, which share its operations and follow
+    each other on a slot. ``launch_gap_cycles`` passes from a CTA's end to the next one's start on its slot, where it
+    was seen (``None``: as the GPU's parameters say).
     """
 
     name: str
@@ -268,6 +276,8 @@ class Kernel:
     semaphores: tuple[tuple[str, int], ...] = ()
     coord_order: str = ""
     in_step_iterations: float = 0.0
+    ctas_each: int = 1
+    launch_gap_cycles: float | None = None
 
     @property
     def ctas(self) -> int:

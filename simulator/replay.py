@@ -96,6 +96,7 @@ def replay(
     first_extra,  # [2, k]
     period,  # [2, seg, k]
     occupancy,
+    requests,  # how many times in turn a CTA of the list asks for its bytes: CTAs it stands for x loads of each
     launch_gap,
     l2_ticks_per_byte,
     hbm_ticks_per_byte,
@@ -246,7 +247,9 @@ def replay(
             flow[b, 0] += got
             flow[b, 1] += missed
             flow[b, 2] += back
-        queue = max(0.0, (done - t) / chunk - got * port_ticks_per_byte / chunk)
+        # what queues is spread over the iterations of a chunk and the requests that follow each other
+        parts = chunk * requests
+        queue = max(0.0, (done - t) / parts - got * port_ticks_per_byte / parts)
         x = latency + queue
 
         if segment == EPILOGUE:
@@ -275,7 +278,8 @@ def replay(
         if segment == PROLOGUE:
             duration = _mixed(k, f, overhead, cta_class[cta], weights, n_seg, w, 1.0)
             if cta < n_slots:
-                duration += first_extra[0, k] + f * (first_extra[0, k + 1] - first_extra[0, k])
+                for crowd, part in ((0, 1.0 - w), (1, w)):
+                    duration += part * (first_extra[crowd, k] + f * (first_extra[crowd, k + 1] - first_extra[crowd, k]))
             phase[slot] = 1
             outer_i[slot] = 0
             seg_i[slot] = -1 if has_outer else 0
@@ -288,8 +292,8 @@ def replay(
         else:
             duration = chunk * _mixed(k, f, period, segment, weights, segment, w, float(chunk))
             it[slot] += chunk
-        stalls[0 if hbm_bound else 1] += queue * chunk
-        stalls[2] += latency * chunk
+        stalls[0 if hbm_bound else 1] += queue * parts
+        stalls[2] += latency * parts
         _heap_replace_root(times, slots, size, t + np.int64(duration + 0.5), slot)
     # with the drain of posted writes
     return end, slot_busy, l2_free, hbm_free

@@ -64,6 +64,7 @@ class SmSpec:
     is_wgmma: bool
     matmul_latency: float
     warp_issue_rate: float
+    mixed_issue_efficiency: float
     tensor_issue_share: float
     elementwise_latency: float
     barrier_latency: float
@@ -87,6 +88,7 @@ class SmSpec:
             is_wgmma=wgmma,
             matmul_latency=physics.matmul_latency_cycles if wgmma else physics.mma_sync_latency_cycles,
             warp_issue_rate=physics.warp_issue_rate,
+            mixed_issue_efficiency=physics.mixed_issue_efficiency / physics.issue_efficiency,
             tensor_issue_share=physics.wgmma_issue_share if wgmma else _mma_sync_share(physics, tensor_flop),
             elementwise_latency=physics.elementwise_latency_cycles,
             barrier_latency=physics.barrier_latency_cycles,
@@ -262,8 +264,28 @@ def _without_negligible(op):
 
 
 def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[tuple[str, int, tuple], ...]:
-    """Each role of ``kernel`` as ``(name, warps, timed operations)``."""
-    return tuple((role.name, role.warps, compile_ops(role.ops, role.warps, spec)) for role in kernel.roles)
+    """Each role of one CTA of ``kernel`` as ``(name, warps, timed operations)``."""
+    compiled = []
+    for role in kernel.roles:
+        own = spec
+        if role.issue_interval_cycles:
+            # counted, dependent operations' latencies included
+            lanes = spec.issue_lanes * spec.mixed_issue_efficiency
+            rate = min(spec.warp_issue_rate, 1.0 / role.issue_interval_cycles) / spec.mixed_issue_efficiency
+            own = replace(spec, issue_lanes=lanes, warp_issue_rate=min(1.0, rate), elementwise_latency=0.0)
+        ops = compile_ops(role.ops, role.warps, own)
+        compiled.append((role.name, role.warps, _shared(ops, kernel.ctas_each) if kernel.ctas_each > 1 else ops))
+    return tuple(compiled)
+
+
+def _shared(ops, ctas: int) -> tuple:
+    """One CTA's share of timed operations whose work is that of ``ctas``."""
+    return tuple(
+        replace(op, body=_shared(op.body, ctas))
+        if isinstance(op, TimedLoop)
+        else replace(op, work=tuple((pipe, c / ctas) for pipe, c in op.work), minimum=op.minimum / ctas)
+        for op in ops
+    )
 
 
 def view_name(operand) -> str:

@@ -119,13 +119,14 @@ def time_cta(
     residents: int,
     persistent: bool,
     profile: TripProfile,
+    gap_cycles: float = 0.0,
 ) -> SmTiming:
     """Measure :class:`SmTiming` of compiled ``roles`` (cached: equal schedules are simulated once)."""
     ticked = tuple((name, warps, to_ticks(ops)) for name, warps, ops in roles)
     rows: list[_Point] = []
     for latency in latencies:
         if profile.main is None:
-            rows.append(_time_nested(ticked, semaphores, trips, latency, residents, persistent, profile))
+            rows.append(_time_nested(ticked, semaphores, trips, latency, residents, persistent, profile, gap_cycles))
         else:
             # what was long enough to be steady at one latency is where to begin at the next
             length = rows[-1].length if rows else FIRST_TRIPS
@@ -217,7 +218,24 @@ def _time_marked(
     )
 
 
-def _time_nested(roles, semaphores, trips, latency, residents, persistent, profile: TripProfile) -> _Point:
+def cycles_out_of_step(alone: float, service: float, residents: int, away: float) -> float:
+    """Cycles of a CTA among ``residents`` that run one CTA after another and have drifted out of step.
+
+    ``alone`` is a CTA's time by itself, ``service`` the work that it has for the pipe that they share most, ``away``
+    passes between a CTA's end and the next one's start. By mean-value analysis of a closed queue (Reiser and
+    Lavenberg, 1980): a CTA that comes to the pipe finds there what would be there on average with one CTA fewer.
+    """
+    elsewhere = max(0.0, alone - service)
+    waiting, response = 0.0, service
+    for others in range(residents):
+        response = service * (1.0 + waiting)
+        waiting = (others + 1) * response / (response + elsewhere + away) if response > 0 else 0.0
+    return response + elsewhere
+
+
+def _time_nested(
+    roles, semaphores, trips, latency, residents, persistent, profile: TripProfile, gap_cycles: float
+) -> _Point:
     """Periods of nested loops as differences between runs; also kernels without loops."""
     base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
     start = run_sm(roles, semaphores, base, latency, residents)
@@ -243,6 +261,9 @@ def _time_nested(roles, semaphores, trips, latency, residents, persistent, profi
     if persistent:
         thrice = run_sm(roles, semaphores, base, latency, residents, items=3)
         marginal = (thrice.end_cycles - start.end_cycles) / 2 - loops
+    elif residents > 1 and not trips:
+        alone = run_sm(roles, semaphores, base, latency, 1)
+        marginal = cycles_out_of_step(alone.end_cycles, max(alone.busy_cycles), residents, gap_cycles)
     return _Point(
         max(0.0, marginal),
         max(0.0, first - marginal),
@@ -252,9 +273,11 @@ def _time_nested(roles, semaphores, trips, latency, residents, persistent, profi
     )
 
 
-def timing_of(kernel, spec: SmSpec, latencies, residents: int, persistent: bool | None = None) -> SmTiming:
+def timing_of(
+    kernel, spec: SmSpec, latencies, residents: int, persistent: bool | None = None, gap_cycles: float = 0.0
+) -> SmTiming:
     """:class:`SmTiming` of ``kernel`` on an SM described by ``spec``; ``persistent`` says that CTAs do several work
-    tiles in a row (default: what the kernel's schedule says)."""
+    tiles in a row (default: what the kernel's schedule says), ``gap_cycles`` what passes from a CTA to the next."""
     return time_cta(
         compile_kernel(kernel, spec),
         kernel.semaphores,
@@ -263,4 +286,5 @@ def timing_of(kernel, spec: SmSpec, latencies, residents: int, persistent: bool 
         residents,
         kernel.schedule != "grid" if persistent is None else persistent,
         TripProfile.of(kernel.trips, kernel.coords),
+        0.0 if kernel.trips else gap_cycles,
     )
