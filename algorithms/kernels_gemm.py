@@ -7,9 +7,23 @@ kernel class is public (its name) and the choice assumed, and ``kind`` says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from algorithms.common import ceil_div
 from simulator.errors import InputError
+
+
+@dataclass(frozen=True)
+class NarrowAccess:
+    """What a kernel pays that moves A, B and C by 2 or 4 bytes a thread, counted: cycles of the L1 and SMEM port
+    (``wavefronts``) and instructions (``lanes``, 32 a warp's) per element of A and B loaded and of C written, beyond
+    what every product's tiles cost that port."""
+
+    load_wavefronts: float
+    load_lanes: float
+    store_wavefronts: float
+    store_lanes: float
+    issue_interval_cycles: float
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,14 @@ class GemmKernel:
     instruction_path: str
     kind: str
     source: str
+    narrow: NarrowAccess | None = None
 
+
+#: By ncu on an H200 (CUTLASS kernels of cuBLAS 13.0 at 250 to 3003 queries and keys, head dims 64 and 128): wavefronts
+#: and instructions of a CTA against the elements that it loads and writes. The port is busy in 0.70 to 0.87 of cycles.
+_ALIGN1 = NarrowAccess(0.145, 4.1, 0.23, 16.2, 2.9)
+_ALIGN2_ROWS = NarrowAccess(0.02, 1.85, 0.26, 21.8, 2.9)
+_ALIGN2_COLUMNS = NarrowAccess(0.07, 1.5, 0.26, 21.8, 2.9)
 
 #: Products of attention by the shape of C: (queries x keys) or (sequence x head dim).
 GEMM_ROLES = ("scores", "output", "grad_value", "grad_scores", "grad_query", "grad_key")
@@ -68,31 +89,112 @@ def _multistage(name: str, rows: int, columns: int, k: int, stages: int, threads
     )  # fmt: skip
 
 
-def _hopper_kernel(role: str, head_dim: int, queries: int) -> GemmKernel:
+def _hopper_stages(rows: int, columns: int) -> int:
+    """Slices of 64 that fit beside each other: 4 of 256 x 128, 6 of 128 x 128, 2 of 64 x 512, never more than 16."""
+    return min(16, _HOPPER_PIPE_BYTES // (2 * 64 * (rows + columns)))
+
+
+def _hopper_tile(rows: int, columns: int, matrices: int, sms: int, output: bool) -> tuple[int, int]:
+    """(rows, columns) of the C tile that lets all tiles finish first, ``sms`` at a time; of two alike the larger.
+
+    cuBLAS's rule is not public. This one finds the tile's area for three quarters of 1248 products of an H200
+    (torch.profiler; half of them exactly), from 64 x 8 for a single matrix to 320 x 128. wgmma makes one side a
+    multiple of 64 and the other of 8; below 64 columns it is slower than its size (16 + N/4 cycles against N/2).
+    """
+    best = None
+    for long in _HOPPER_LONG_SIDES:
+        for short in _HOPPER_SHORT_SIDES:
+            if long * short > _HOPPER_MOST_ELEMENTS or (output and long > ceil_div(columns, 64) * 64):
+                continue
+            for tile_rows, tile_columns in ((short, long),) if output else ((short, long), (long, short)):
+                tiles = matrices * ceil_div(rows, tile_rows) * ceil_div(columns, tile_columns)
+                work = long * max(short, 32 + short // 2) + _HOPPER_TILE_OVERHEAD
+                key = (ceil_div(tiles, sms) * work, -long * short, abs(tile_columns - 256))
+                if best is None or key < best[0]:
+                    best = (key, (tile_rows, tile_columns))
+    return best[1]
+
+
+#: SMEM that the seen kernels leave their pipes, the largest tile, and sides of tiles that were seen.
+_HOPPER_PIPE_BYTES = 214_000
+_HOPPER_MOST_ELEMENTS = 40_960
+_HOPPER_LONG_SIDES = (64, 128, 192, 256, 320)
+_HOPPER_SHORT_SIDES = (
+    8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 200, 232, 256, 304, 352, 384, 432, 512,
+)  # fmt: skip
+#: A tile's start and end in elements of its area.
+_HOPPER_TILE_OVERHEAD = 1000
+
+
+def _hopper_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
     scores = role in ("scores", "grad_scores")
     if queries <= 8 and scores:
         return _hopper("nvjet_sm90_tst_512x8_64x3_2x1_v_bz_TNT", 8, 512, 3, 216_220, (1, 2))
     if queries <= 8:
         return _hopper("nvjet_sm90_tst_128x8_64x12_1x1_h_bz_NNT", 8, 128, 12, 225_652, (1, 1), memset=False)
-    if scores:
-        return _hopper("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT", 128, 256, 4, 213_188, (2, 1))
-    if head_dim <= 64:
-        return _hopper("nvjet_sm90_tst_64x512_64x2_1x2_h_bz_coopB", 512, 64, 2, 163_972, (2, 1))
-    cluster = (1, 2) if head_dim > 128 else (2, 1)
-    return _hopper("nvjet_sm90_tst_128x256_64x4_bz_coopA", 256, 128, 4, 213_188, cluster)
+    rows = keys if role in ("grad_value", "grad_key") else queries
+    columns = keys if scores else head_dim
+    tile_rows, tile_columns = _hopper_tile(rows, columns, matrices, sms, not scores)
+    stages = _hopper_stages(tile_rows, tile_columns)
+    # CTAs in pairs along an even number of tiles
+    cluster = (1, 1)
+    if ceil_div(rows, tile_rows) % 2 == 0:
+        cluster = (2, 1)
+    elif ceil_div(columns, tile_columns) % 2 == 0:
+        cluster = (1, 2)
+    smem = 2 * stages * 64 * (tile_rows + tile_columns) + 16_580
+    name = f"nvjet_sm90_tst_{tile_columns}x{tile_rows}_64x{stages}_{cluster[1]}x{cluster[0]}"
+    return _hopper(name, tile_rows, tile_columns, stages, min(smem, 231_000), cluster)
 
 
-def _unaligned_kernel(role: str) -> GemmKernel:
-    """Rows whose bytes are no multiple of 16 cannot be loaded 16 bytes at a time: sm75-era kernels, on any GPU."""
-    source = "seen on an H200 with 2047 keys: cutlass_75_tensorop_bf16_s1688gemm_*_align1"
+def _narrow(name: str, rows: int, columns: int, k: int, stages: int, threads: int, regs: int, ctas: int, pays):
+    source = "seen: PyTorch 2.11, H200, torch.profiler: cutlass_75_tensorop_*_align1, cutlass_80_tensorop_*_align2"
+    kernel = _multistage(name, rows, columns, k, stages, threads, regs, ctas, source)
+    return replace(kernel, kind="measured", narrow=pays)
+
+
+def _least_waves(tall: GemmKernel, flat: GemmKernel, rows: int, matrices: int, sms: int) -> GemmKernel:
+    """The one whose tiles, ``sms`` at a time, are done first; ``tall`` if both are."""
+
+    def rows_in_turn(kernel: GemmKernel) -> int:
+        return ceil_div(matrices * ceil_div(rows, kernel.tile_rows), sms) * kernel.tile_rows
+
+    return tall if rows_in_turn(tall) <= rows_in_turn(flat) else flat
+
+
+def _unaligned_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
+    """Rows whose bytes are no multiple of 16 cannot be loaded 16 bytes at a time: kernels of older GPUs, on any GPU.
+
+    Elements two by two (align2, cp.async) where the row length is even, one by one (align1, through registers) where
+    it is odd. Tiles are those seen on an H200 at 250 to 4101 keys; where two were, the one that pads less.
+    """
+    if keys % 2 or head_dim % 2:
+        if role in ("scores", "grad_scores"):
+            wide, square = (ceil_div(keys, n) * n * ceil_div(queries, 128) * 128 for n in (256, 128))
+            if keys < 256 and head_dim <= 64:
+                return _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 2, 128, 96, 5, _ALIGN1)
+            if wide > 1.05 * square:
+                return _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 2, 128, 254, 2, _ALIGN1)
+            return _narrow("cutlass_75_s1688gemm_256x128_align1", 128, 256, 32, 2, 256, 236, 1, _ALIGN1)
+        if head_dim <= 64:
+            return _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 2, 128, 96, 5, _ALIGN1)
+        return _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 2, 128, 252, 2, _ALIGN1)
     if role in ("scores", "grad_scores"):
-        kernel = _multistage("cutlass_75_s1688gemm_256x128_align1", 128, 256, 32, 2, 256, 236, 1, source)
-    else:
-        kernel = _multistage("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 2, 128, 252, 2, source)
-    return kernel
+        wide = ceil_div(keys, 256) * 256 * ceil_div(queries, 128) * 128
+        narrow = ceil_div(keys, 128) * 128 * ceil_div(queries, 64) * 64
+        if head_dim > 64 and wide <= 1.05 * narrow:
+            return _narrow("cutlass_80_s16816gemm_256x128_align2", 128, 256, 64, 3, 256, 230, 1, _ALIGN2_ROWS)
+        return _narrow("cutlass_80_s16816gemm_128x64_align2", 64, 128, 64, 3, 128, 156, 3, _ALIGN2_ROWS)
+    if head_dim <= 64:
+        return _narrow("cutlass_80_s16816gemm_64x256_align2", 256, 64, 64, 4, 128, 234, 1, _ALIGN2_COLUMNS)
+    tall = _narrow("cutlass_80_s16816gemm_128x256_align2", 256, 128, 64, 3, 256, 226, 1, _ALIGN2_COLUMNS)
+    flat = _narrow("cutlass_80_s16816gemm_128x128_align2", 128, 128, 64, 3, 128, 240, 2, _ALIGN2_COLUMNS)
+    return _least_waves(tall, flat, keys if role in ("grad_value", "grad_key") else queries, matrices, sms)
 
 
-def gemm_kernel(role: str, *, head_dim: int, queries: int, keys: int, instruction_path: str) -> GemmKernel:
+def gemm_kernel(
+    role: str, *, head_dim: int, queries: int, keys: int, instruction_path: str, matrices: int = 64, sms: int = 132
+) -> GemmKernel:
     """The kernel for one batched product of 16-bit attention.
 
     ``role``: "scores" (Q K^T), "output" (P V), "grad_value" (P^T dO), "grad_scores" (dO V^T), "grad_query" (dS K),
@@ -102,10 +204,10 @@ def gemm_kernel(role: str, *, head_dim: int, queries: int, keys: int, instructio
     if role not in GEMM_ROLES:
         raise InputError(f"role {role!r} is unknown; expected one of {', '.join(GEMM_ROLES)}")
     if keys % 8 or head_dim % 8:
-        return _unaligned_kernel(role)
+        return _unaligned_kernel(role, head_dim, queries, keys, matrices, sms)
     scores = role in ("scores", "grad_scores")
     if instruction_path == "wgmma":
-        return _hopper_kernel(role, head_dim, queries)
+        return _hopper_kernel(role, head_dim, queries, keys, matrices, sms)
     if instruction_path == "mma.sync":
         if scores:
             return _multistage("ampere_s16816gemm_256x128_stages_32x3", 128, 256, 32, 3, 256, 230, 1, _AMPERE_SOURCE)

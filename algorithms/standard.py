@@ -65,8 +65,11 @@ def io_tensors(problem: AttentionProblem) -> dict[str, Tensor]:
 
 
 def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, list[Kernel]]:
-    """A copy of ``source`` (K or V) for every query head, and the kernels that make it; itself if heads are equal."""
-    if problem.group == 1:
+    """A copy of ``source`` (K or V) for every query head, and the kernels that make it.
+
+    Itself if heads are equal, and if there is a single one in all: a view of it with stride 0 stands for every head.
+    """
+    if problem.group == 1 or source.heads == 1:
         return source, []
     p = problem
     copy = Tensor(f"{source.name}_expanded", p.batch * p.heads, source.rows, source.cols, p.dtype, "scratch", 64)
@@ -86,6 +89,8 @@ def gemm(name: str, role: str, product: Product, problem: AttentionProblem, gpu:
         queries=problem.seqlen_q,
         keys=problem.seqlen_k,
         instruction_path=path.replace("mma_sync", "mma.sync"),
+        matrices=problem.batch * problem.heads,
+        sms=gpu.num_sms,
     )
     if g.smem_bytes > gpu.smem_bytes_per_cta_max:
         g = _fewer_stages(g, gpu)

@@ -93,9 +93,7 @@ def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a
         acc, a, b, p.transpose_b, p.transpose_a, accumulate=True, token="C" if asynchronous else None, split=split
     )
     scale = [Compute("scale", acc, (acc,), rows, cols, (("factor", float(p.scale)),))] if p.scale != 1.0 else []
-    # rows that no 16-byte access fits are loaded element by element: a load, its store to SMEM, predicate, address
-    elements = g.tile_k * (g.tile_rows + g.tile_columns) // sets if g.name.endswith("align1") else 0
-    gather = [Instructions("element_loads", (("alu", 2.0 * elements), ("issue", 2.0 * elements)))] if elements else []
+    loads, stores = _narrow_access(g, g.tile_k * (g.tile_rows + g.tile_columns) // sets, rows * cols)
     size = rows * cols * 2
     return (
         fill(acc, 0.0),
@@ -106,7 +104,7 @@ def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a
                 Consume(a_pipe),
                 Consume(b_pipe),
                 *([] if asynchronous else [Barrier("slice", sets)]),
-                *gather,
+                *loads,
                 product,
                 *([Await("C")] if asynchronous else []),
                 Release(a_pipe),
@@ -116,9 +114,20 @@ def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a
         *scale,
         Compute("convert", out, (acc,), rows, cols),
         Exchange("C", size, size),
+        *stores,
         Barrier(f"epilogue{index}"),
         Store(View(out), tile(p.c, var("q_head"), row + row_off, rows, col + col_off, cols)),
     )
+
+
+def _narrow_access(g: GemmKernel, loaded: int, written: int) -> tuple[list, list]:
+    """What ``loaded`` elements of A and B and ``written`` ones of C cost a kernel that moves them by 2 or 4 bytes."""
+    if g.narrow is None:
+        return [], []
+    n = g.narrow
+    loads = (("issue", n.load_lanes * loaded), ("wavefronts", n.load_wavefronts * loaded))
+    stores = (("issue", n.store_lanes * written), ("wavefronts", n.store_wavefronts * written))
+    return [Instructions("element_loads", loads)], [Instructions("element_stores", stores)]
 
 
 def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
@@ -170,11 +179,12 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         coords["cluster_rank"] = along % max(g.cluster_rows, g.cluster_columns)
     if whole_columns:
         coords["n_tiles"] = np.full(len(head), row_tiles, np.int64)
+    interval = g.narrow.issue_interval_cycles if g.narrow else 0.0
     main = Kernel(
         name,
         (
             Role("loader", loader, warps=0),
-            *(Role(f"warps{i}", ops, warps=4) for i, ops in enumerate(consumers)),
+            *(Role(f"warps{i}", ops, 4, interval) for i, ops in enumerate(consumers)),
         ),
         coords,
         trips,

@@ -43,6 +43,8 @@ MMA_SYNC_PORT_FLOP = 2550.0
 #: Parts of an operation below this share of its longest part hide in it and cost no event of their own.
 NEGLIGIBLE_SHARE = 0.05
 PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
+#: Bytes of SMEM, or of L1, that its port moves in a cycle at most: a wavefront.
+SMEM_LINE_BYTES = 128
 #: What a waiting instruction stream waits for.
 CAUSES = ("tensor", "exp", "fp32", "smem", "memory", "latency")
 
@@ -163,7 +165,8 @@ def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
         "fp32": lanes.get("fma", 0.0) / spec.fma,
         "alu": lanes.get("alu", 0.0) / spec.alu + convert / spec.convert,
         "exp": lanes.get("exp", 0.0) / spec.exp,
-        "issue": sum(lanes.values()) / spec.issue_lanes,
+        "issue": sum(amount for unit, amount in lanes.items() if unit != "wavefronts") / spec.issue_lanes,
+        "smem": lanes.get("wavefronts", 0.0) * SMEM_LINE_BYTES / spec.smem_bytes,
     }
     return {pipe: amount for pipe, amount in cycles.items() if amount > 0}
 

@@ -23,7 +23,8 @@ def executed_work(kernel: Kernel) -> dict[str, float]:
             total["matmul"] += 2.0 * m * n * k * times
         if not isinstance(op, Compute):
             for unit, amount in op.instructions if isinstance(op, Matmul) else op.work:
-                total[unit] += amount * times
+                if unit in total:
+                    total[unit] += amount * times
         else:
             for unit, amount in work_of(op.fn, op.rows, op.cols).items():
                 total[unit] += amount * times
