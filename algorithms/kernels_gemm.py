@@ -136,12 +136,9 @@ def _hopper_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: 
     columns = keys if scores else head_dim
     tile_rows, tile_columns = _hopper_tile(rows, columns, matrices, sms, not scores)
     stages = _hopper_stages(tile_rows, tile_columns)
-    # CTAs in pairs along an even number of tiles
-    cluster = (1, 1)
-    if ceil_div(rows, tile_rows) % 2 == 0:
-        cluster = (2, 1)
-    elif ceil_div(columns, tile_columns) % 2 == 0:
-        cluster = (1, 2)
+    # CTAs in pairs along an even number of tiles; those that share the long operand of an output before others
+    row_pairs, column_pairs = ceil_div(rows, tile_rows) % 2 == 0, ceil_div(columns, tile_columns) % 2 == 0
+    cluster = (1, 2) if column_pairs and not (scores and row_pairs) else (2, 1) if row_pairs else (1, 1)
     smem = 2 * stages * 64 * (tile_rows + tile_columns) + 16_580
     name = f"nvjet_sm90_tst_{tile_columns}x{tile_rows}_64x{stages}_{cluster[1]}x{cluster[0]}"
     return _hopper(name, tile_rows, tile_columns, stages, min(smem, 231_000), cluster)

@@ -65,11 +65,8 @@ def io_tensors(problem: AttentionProblem) -> dict[str, Tensor]:
 
 
 def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, list[Kernel]]:
-    """A copy of ``source`` (K or V) for every query head, and the kernels that make it.
-
-    Itself if heads are equal, and if there is a single one in all: a view of it with stride 0 stands for every head.
-    """
-    if problem.group == 1 or source.heads == 1:
+    """A copy of ``source`` (K or V) for every query head, and the kernels that make it; itself if heads are equal."""
+    if problem.group == 1:
         return source, []
     p = problem
     copy = Tensor(f"{source.name}_expanded", p.batch * p.heads, source.rows, source.cols, p.dtype, "scratch", 64)
@@ -121,13 +118,13 @@ def forward_kernels(
 ) -> tuple[list[Kernel], int, dict[str, Tensor]]:
     """The forward pass's kernels, the peak of device memory that it holds, and what autograd keeps: P, P dropped."""
     p = problem
-    k, expand_k = expand_heads(t["K"], p)
-    v, expand_v = expand_heads(t["V"], p)
+    # a single head in all needs no copy: a view of it with stride 0 stands for every head
+    (k, expand_k), (v, expand_v) = ((x, []) if x.heads == 1 else expand_heads(x, p) for x in (t["K"], t["V"]))
     s, weights = score_tensor(p, "S"), score_tensor(p, "P")
     kernels = [*expand_k, *expand_v]
     product = Product(t["Q"], k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
     kernels += gemm("qk_gemm", "scores", product, p, gpu)
-    live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (k, v) if p.group > 1)
+    live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (k, v) if x.heads > p.batch * p.kv_heads)
     mask = mask_tensor(p)
     if mask is not None:
         masked = score_tensor(p, "S_masked")
