@@ -51,6 +51,15 @@ def test_what_cannot_be_picked():
         pick(framework_call("flash-attn", "3"), SMALL, A100)
 
 
+def test_what_sdpa_cannot_express():
+    """A window is a mask to SDPA, which flash refuses; a soft cap it does not have at all."""
+    window = pick(framework_call("torch"), SMALL.with_(window=(128, 0)), A100)
+    assert window.problem.window is None and "runs efficient (not flash: a window" in window.note
+    for changed in ({"softcap": 30.0}, {"page_size": 256}):
+        with pytest.raises(UnsupportedError, match="no soft cap and no paged cache"):
+            pick(framework_call("torch"), SMALL.with_(**changed), H100)
+
+
 def test_predict_auto_is_the_picked_kernels_prediction():
     [row] = predict_frame(frame(kv_heads=8), "a100_sxm4_80gb").to_dict("records")
     assert row["error"] == "" and row["time_us"] == simulate("fa2", SMALL, A100).time_us

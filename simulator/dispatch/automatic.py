@@ -73,7 +73,7 @@ def _is_of(backend, algorithm: str, implementation: str | None) -> bool:
     return any(
         model.algorithm == algorithm and (implementation is None or model.implementation in (None, implementation))
         for model in backend.models
-        if model.kind in ("itself", "stand_in") or backend.rules == ()
+        if model.kind in ("itself", "stand_in") or model.same_schedule
     )
 
 

@@ -46,7 +46,7 @@ class Rule:
 class Model:
     """The kernel of iosim that times a backend, under a condition; ``change`` replaces fields of the problem.
 
-    ``algorithm`` is "" for the kind ``not_modelled``.
+    ``algorithm`` is "" for the kind ``not_modelled``; ``same_schedule``: a lower bound of the backend's own schedule.
     """
 
     kind: str
@@ -55,6 +55,7 @@ class Model:
     when: Condition | None = None
     change: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    same_schedule: bool = False
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class _Reader:
         from algorithms import MODULES, algorithm_module
 
         models = []
-        allowed = ("when", "as", "algorithm", "implementation", "change", "note")
+        allowed = ("when", "as", "algorithm", "implementation", "change", "note", "same_schedule")
         for one in self.sequence(node, f"{parent}.models"):
             found = self.entry(one, f"{parent}.models", allowed, ("as",))
             kind = self.text(found, "as", None)
@@ -332,7 +332,8 @@ class _Reader:
             for name in change:
                 if name not in fields:
                     fail(self.at(found["change"]), "change", f"{name!r} is no part of a problem", nearest(name, fields))
-            models.append(data.Model(kind, algorithm, implementation, self.when(found), change, note))
+            same = bool(self.value(found["same_schedule"])) if "same_schedule" in found else False
+            models.append(data.Model(kind, algorithm, implementation, self.when(found), change, note, same))
         return tuple(models)
 
     def traps(
