@@ -155,6 +155,11 @@ def decode_problem(problem: AttentionProblem) -> AttentionProblem:
     return problem if keep else problem.with_(seqlen_q=1, seqlens_q=None)
 
 
+def asked_of(algorithm: str, problem: AttentionProblem) -> AttentionProblem:
+    """What ``algorithm`` runs of ``problem``: flash_decoding its decode step, all others the problem."""
+    return decode_problem(problem) if algorithm == "flash_decoding" else problem
+
+
 def parse_algorithm(name: str) -> tuple[str, str | None]:
     """``fa1:flash_attn_1_paper`` as (algorithm, implementation or None); :class:`InputError` names the known ones."""
     algorithm, _, implementation = name.partition(":")

@@ -173,8 +173,10 @@ def _report(
         intensity = model_decode.intensities(chosen, simulator, length, batches)
         gains = model_decode.split_gains(chosen, simulator, length, batches)
         crossed = model_decode.crossings(chosen, simulator, batch, contexts, whole)
-        print_decode(console, intensity, gains, crossed, chosen.heads // chosen.kv_heads)
+        groups = model_decode.group_intensities(chosen, simulator, batch, length)
+        print_decode(console, intensity, gains, crossed, groups, chosen.heads // chosen.kv_heads)
         data["intensity"] = [vars(i) for i in intensity]
+        data["groups"] = [vars(g) for g in groups]
         data["splits"] = [vars(g) | {"gain": g.gain} for g in gains]
         data["contexts"] = [
             {"context": c.context, "prefill": run_summary(c.prefill), "decode": run_summary(c.decode)} for c in crossed

@@ -31,6 +31,16 @@ class Intensity:
 
 
 @dataclass(frozen=True)
+class GroupIntensity:
+    """Attention of a decode step if ``group`` query heads shared a KV head: FLOP per byte, and the cache's bytes."""
+
+    group: int
+    attention: float
+    cache_bytes: int
+    ridge: float
+
+
+@dataclass(frozen=True)
 class SplitGain:
     """Attention of one layer without and with splits: times, and the bandwidth at which the cache is read."""
 
@@ -82,6 +92,22 @@ def intensities(model: TransformerModel, simulator: Simulator, context: int, bat
                 simulator.gpu.ridge_flop_per_byte(simulator.dtype),
             )
         )
+    return out
+
+
+def group_intensities(
+    model: TransformerModel, simulator: Simulator, batch: int, context: int
+) -> list[GroupIntensity]:
+    """:class:`GroupIntensity` from one KV head a query head to one for all, in powers of two (and the model's own)."""
+    groups = [2**n for n in range(model.heads.bit_length()) if model.heads % 2**n == 0]
+    groups = sorted({*groups, model.heads // model.kv_heads, model.heads})
+    flops = 4.0 * model.layers * batch * model.heads * model.head_dim * context
+    ridge = simulator.gpu.ridge_flop_per_byte(simulator.dtype)
+    out = []
+    for group in groups:
+        other = model.model_copy(update={"kv_heads": model.heads // group})
+        cache = other.kv_cache_bytes(batch, context, simulator.dtype)
+        out.append(GroupIntensity(group, flops / cache, cache, ridge))
     return out
 
 

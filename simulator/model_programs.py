@@ -194,18 +194,11 @@ def prefill_works(shape: Shape, attention: str, gpu: Profile, dtype: str = "bf16
     return _inference_works(m, shape.tokens, shape.batch, call)
 
 
-def decode_works(
-    model: TransformerModel,
-    batch: int,
-    context: int,
-    attention: str,
-    dtype: str = "bf16",
-    num_splits: int | None = None,
-) -> list[Work]:
+def decode_works(model: TransformerModel, batch: int, context: int, attention: str, dtype: str = "bf16") -> list[Work]:
     """One token of each of ``batch`` sequences that have ``context`` tokens in the KV cache."""
     if not model.causal:
         raise InputError(f"--decode: {model.name} is an encoder and generates nothing; use --prefill")
-    return _inference_works(model, batch, batch, decode_attention(model, batch, context, attention, dtype, num_splits))
+    return _inference_works(model, batch, batch, decode_attention(model, batch, context, attention, dtype))
 
 
 def decode_attention(

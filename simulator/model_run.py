@@ -21,6 +21,7 @@ from simulator.model_memory import Memory, inference_memory, least_recompute, tr
 from simulator.model_programs import (
     MASKED_TOKENS_SHARE,
     Training,
+    Work,
     decode_works,
     has_dropout,
     prefill_works,
@@ -244,13 +245,8 @@ def prefill(
     check_lengths(model, batch, seqlen)
     if attention == "flash_decoding":
         raise InputError("--attention: flash_decoding is for one query at a time; prefill with fa1, fa2 or fa3")
-    shape = Shape(model, batch, seqlen, 0.0)
-    lines = simulator.lines(prefill_works(shape, attention, simulator.gpu, simulator.dtype))
-    flops = forward_flops(model, shape.tokens, batch, seqlen)
-    memory = inference_memory(model, batch, shape.tokens, seqlen, simulator.dtype)
-    return _run(
-        simulator, "prefill", model, attention, lines, batch, seqlen, shape.tokens, "fused", memory, flops, launch
-    )
+    works = prefill_works(Shape(model, batch, seqlen, 0.0), attention, simulator.gpu, simulator.dtype)
+    return _inference("prefill", model, simulator, attention, works, batch, seqlen, batch * seqlen, launch)
 
 
 def decode(
@@ -264,10 +260,26 @@ def decode(
 ) -> ModelRun:
     """One token of each of ``batch`` sequences with ``context`` tokens in the KV cache."""
     check_lengths(model, batch, context)
-    lines = simulator.lines(decode_works(model, batch, context, attention, simulator.dtype))
-    memory = inference_memory(model, batch, batch, context, simulator.dtype)
-    flops = forward_flops(model, batch, batch, context)
-    return _run(simulator, "decode", model, attention, lines, batch, context, batch, "fused", memory, flops, launch)
+    works = decode_works(model, batch, context, attention, simulator.dtype)
+    return _inference("decode", model, simulator, attention, works, batch, context, batch, launch)
+
+
+def _inference(
+    kind: str,
+    model: TransformerModel,
+    simulator: Simulator,
+    attention: str,
+    works: list[Work],
+    batch: int,
+    keys: int,
+    tokens: int,
+    launch: str,
+) -> ModelRun:
+    """``tokens`` of ``batch`` sequences that see ``keys`` keys, with logits of one token a sequence."""
+    memory = inference_memory(model, batch, tokens, keys, simulator.dtype)
+    flops = forward_flops(model, tokens, batch, keys)
+    lines = simulator.lines(works)
+    return _run(simulator, kind, model, attention, lines, batch, keys, tokens, "fused", memory, flops, launch)
 
 
 def check_lengths(model: TransformerModel, batch: int, seqlen: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from simulator.model_decode import Crossing, Intensity, SplitGain, half_attention_context
+from simulator.model_decode import Crossing, GroupIntensity, Intensity, SplitGain, half_attention_context
 from simulator.model_run import ModelRun, Swap
 from simulator.wording import scaled, three_digits, time_text
 
@@ -111,6 +111,7 @@ def print_decode(
     intensity: list[Intensity],
     gains: list[SplitGain],
     crossed: list[Crossing],
+    groups: list[GroupIntensity],
     group: int,
 ) -> None:
     """Why a faster attention kernel does little for decoding, and what does something."""
@@ -131,6 +132,16 @@ def print_decode(
         f"{three_digits(intensity[0].attention)} FLOP/byte at any batch.",
         highlight=False,
     )
+    rows = [
+        (
+            f"{g.group}{' (this model)' if g.group == group else ''}",
+            three_digits(g.attention),
+            scaled(g.cache_bytes, "B"),
+            "HBM" if g.attention < g.ridge else "tensor cores",
+        )
+        for g in groups
+    ]
+    _table(console, ("query heads a KV head", "attention FLOP/byte", "KV cache", f"bound (ridge {ridge})"), rows)
     rows = [
         (
             str(g.batch),

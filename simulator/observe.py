@@ -6,6 +6,7 @@ It is for pictures and traces; no prediction comes from here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -89,6 +90,39 @@ class Observation:
     result: Result
     kernels: tuple[KernelObservation, ...]
     sm: SmObservation
+
+
+@dataclass(frozen=True)
+class Call:
+    """What to observe: one problem on one GPU with one algorithm (``None``: its default implementation there)."""
+
+    algorithm: str
+    implementation: str | None
+    problem: AttentionProblem
+    profile: Profile
+
+
+def observe_each(
+    calls: Iterable[Call], conditions: Mapping[str, object], hypothetical: bool = False, kernel: str | None = None
+) -> tuple[list[Observation], list[tuple[Call, str]]]:
+    """:func:`observe` of each call under the keyword arguments ``conditions``; those that cannot run, with why."""
+    seen, errors = [], []
+    for call in calls:
+        try:
+            one = observe(
+                call.algorithm,
+                call.problem,
+                call.profile,
+                implementation=call.implementation,
+                hypothetical=hypothetical,
+                kernel=kernel,
+                **conditions,
+            )
+        except InputError as error:
+            errors.append((call, str(error)))
+        else:
+            seen.append(one)
+    return seen, errors
 
 
 def observe(

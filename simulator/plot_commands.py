@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -59,16 +60,14 @@ def roofline(
     from simulator.plots.roofline import plot_roofline, roofline_rows
 
     plot = _prepare(plot, "roofline.png", json_file)
-    rows = _saved_rows(source, "roofline")
-    if rows is None:
-        results = _results(source, problem, gpu, algorithm, conditions, hypothetical)
-        measured = []
-        if data is not None:
-            from simulator.plots.measured import measured_points
 
-            measured = measured_points(data, results)
-        rows = roofline_rows(results, _profiles_of(results, gpu, conditions), measured)
-        _save(json_file, results)
+    def shown(results: list) -> list:
+        from simulator.plots.measured import measured_points
+
+        measured = measured_points(data, results) if data is not None else []
+        return roofline_rows(results, _profiles_of(results, gpu, conditions), measured)
+
+    rows = _rows("roofline", shown, source, json_file, problem, gpu, algorithm, conditions, hypothetical)
     _write(plot, plot_roofline(rows=rows)[0], rows)
 
 
@@ -95,11 +94,7 @@ def io(
 
     if against is None:
         plot = _prepare(plot, "io.png", json_file)
-        rows = _saved_rows(source, "io")
-        if rows is None:
-            results = _results(source, problem, gpu, algorithm, conditions, hypothetical)
-            rows = io_rows(results)
-            _save(json_file, results)
+        rows = _rows("io", io_rows, source, json_file, problem, gpu, algorithm, conditions, hypothetical)
         _write(plot, plot_io(rows=rows)[0], rows)
         return
     from simulator.io_sweeps import AGAINST, SRAM_ALGORITHMS, sweep
@@ -207,33 +202,17 @@ def observations(
     hypothetical: bool = False,
 ) -> list:
     """Recorded runs of each algorithm on each GPU; what cannot run is told on stderr."""
-    from simulator.comparison import decode_problem, parse_algorithm
-    from simulator.observe import observe
+    from simulator.comparison import asked_of, parse_algorithm
+    from simulator.observe import Call, observe_each
 
-    seen, errors = [], []
-    for name in comma_list(gpu, "--gpu"):
-        profile = conditions.profile(name)
-        for wanted in comma_list(algorithm, "--algorithm"):
-            known, implementation = parse_algorithm(wanted)
-            asked = decode_problem(problem) if known == "flash_decoding" else problem
-            try:
-                seen.append(
-                    observe(
-                        known,
-                        asked,
-                        profile,
-                        implementation=implementation,
-                        hypothetical=hypothetical,
-                        kernel=kernel,
-                        **conditions.arguments(),
-                    )
-                )
-            except InputError as error:
-                errors.append((f"{wanted} on {name}", str(error)))
+    profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
+    wanted = [parse_algorithm(name) for name in comma_list(algorithm, "--algorithm")]
+    calls = [Call(*known, asked_of(known[0], problem), profile) for profile in profiles for known in wanted]
+    seen, errors = observe_each(calls, conditions.arguments(), hypothetical, kernel)
     if not seen:
         raise InputError(errors[0][1])
-    for what, error in errors:
-        print(f"iosim: {what} left out: {error}", file=sys.stderr)
+    for call, error in errors:
+        print(f"iosim: {call.algorithm} on {call.profile.name} left out: {error}", file=sys.stderr)
     return seen
 
 
@@ -258,6 +237,18 @@ def _numbers(text: str | None, option: str = "--values") -> list[float] | None:
     if not numbers or min(numbers) < 1 or sorted(set(numbers)) != sorted(numbers):
         raise InputError(f"{option}: {text!r} is no list of different whole numbers; write 512,1024,2048")
     return numbers
+
+
+def _rows(
+    picture: str, shown: Callable[[list], list], source: Path | None, json_file: Path | None, *asked
+) -> list[dict]:
+    """What ``picture`` shows: a saved picture's rows, or ``shown`` of saved or (then saved) simulated results."""
+    rows = _saved_rows(source, picture)
+    if rows is None:
+        results = _results(source, *asked)
+        rows = shown(results)
+        _save(json_file, results)
+    return rows
 
 
 def _results(source, problem, gpu, algorithm, conditions, hypothetical) -> list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from simulator.comparison import decode_problem, parse_algorithm
+from simulator.comparison import asked_of, parse_algorithm
 from simulator.errors import InputError
 from simulator.options import RunOptions
 from simulator.problem import AttentionProblem
@@ -36,7 +36,7 @@ def run(
     from simulator import simulate
 
     name, implementation = parse_algorithm(algorithm)
-    asked = decode_problem(problem) if name == "flash_decoding" else problem
+    asked = asked_of(name, problem)
     try:
         result = simulate(
             name,

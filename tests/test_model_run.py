@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InputError
-from simulator.model_decode import half_attention_context, intensities, split_gains
+from simulator.model_decode import group_intensities, half_attention_context, intensities, split_gains
 from simulator.model_gemms import choose_gemm
 from simulator.model_kernels import Gemm, Stream, TorchSoftmax, gemm_program, softmax_program, stream_program
 from simulator.model_memory import largest_batch, least_recompute, training_memory
@@ -255,6 +255,13 @@ def test_intensity_of_decoding_follows_batch_and_group(h200):
     assert one.step < many.step < one.ridge
     (ungrouped,) = intensities(SMALL, h200, 8192, (64,))
     assert ungrouped.attention == 1.0
+
+
+def test_intensity_of_decoding_by_group_is_the_group(h200):
+    found = {g.group: g for g in group_intensities(LLAMA, h200, 8, 8192)}
+    assert list(found) == [1, 2, 4, 8, 16, 32]
+    for group, one in found.items():
+        assert one.attention == group and one.cache_bytes == LLAMA.kv_cache_bytes(8, 8192, "bf16") * 4 // group
 
 
 def test_splits_help_a_small_batch_and_not_a_large_one(h200):

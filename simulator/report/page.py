@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 
 from simulator.comparison import Comparison
-from simulator.errors import InputError
-from simulator.observe import observe
+from simulator.observe import Call, observe_each
 from simulator.options import RunOptions
 from simulator.plots.agreement import plot_agreement
 from simulator.plots.io import plot_io
@@ -91,16 +90,20 @@ def _comparison(comparison: Comparison) -> str:
     return _section("compare", "Comparison", note, f'<div class="scroll">{comparison_table(comparison)}</div>')
 
 
+def _of_gpu(drawn, anchor: str, caption: str, profile: Profile) -> str:
+    """The picture ``drawn`` as a figure that goes with its GPU's switch."""
+    return figure(svg_text(drawn), anchor, f"{caption} {profile.name}", profile.name)
+
+
 def _pictures(comparison: Comparison, profiles: list[Profile]) -> list[str]:
     rooflines, bars = [], []
     for index, profile in enumerate(profiles):
         results = [e.result for e in comparison.entries if e.result and e.profile is profile]
         if not results:
             continue
-        drawn = plot_roofline(results, [profile])[0]
-        rooflines.append(figure(svg_text(drawn), f"roofline{index}", f"Roofline of {profile.name}", profile.name))
-        drawn = plot_io(results)[0]
-        bars.append(figure(svg_text(drawn), f"io{index}", f"Bytes by tensor on {profile.name}", profile.name))
+        roofline, io = plot_roofline(results, [profile])[0], plot_io(results)[0]
+        rooflines.append(_of_gpu(roofline, f"roofline{index}", "Roofline of", profile))
+        bars.append(_of_gpu(io, f"io{index}", "Bytes by tensor on", profile))
     roof_note = (
         "One mark for each launch and level of memory: its FLOP/s against its FLOPs per byte at that level. A launch "
         "under a slanted line is held by that level's bandwidth when its mark of the same level touches it."
@@ -118,31 +121,17 @@ def _timelines(
 ) -> str:
     content = []
     for index, profile in enumerate(profiles):
-        seen = []
-        for entry in comparison.entries:
-            if entry.profile is not profile or entry.result is None or entry.algorithm not in algorithms:
-                continue
-            try:
-                seen.append(
-                    observe(
-                        entry.algorithm,
-                        entry.problem,
-                        profile,
-                        implementation=entry.implementation,
-                        hypothetical=hypothetical,
-                        **conditions.arguments(),
-                    )
-                )
-            except InputError as error:
-                content.append(
-                    f'<p data-gpu="{escape(profile.name)}">{escape(entry.algorithm)}: {escape(str(error))}</p>'
-                )
-        if not seen:
-            continue
-        drawn = plot_sm_timeline(seen)[0]
-        content.append(figure(svg_text(drawn), f"sm{index}", f"Pipes of one SM of {profile.name}", profile.name))
-        drawn = plot_gpu_timeline(seen)[0]
-        content.append(figure(svg_text(drawn), f"ctas{index}", f"CTAs on the SMs of {profile.name}", profile.name))
+        calls = [
+            Call(entry.algorithm, entry.implementation, entry.problem, profile)
+            for entry in comparison.entries
+            if entry.profile is profile and entry.result is not None and entry.algorithm in algorithms
+        ]
+        seen, errors = observe_each(calls, conditions.arguments(), hypothetical)
+        for call, error in errors:
+            content.append(f'<p data-gpu="{escape(profile.name)}">{escape(call.algorithm)}: {escape(error)}</p>')
+        if seen:
+            content.append(_of_gpu(plot_sm_timeline(seen)[0], f"sm{index}", "Pipes of one SM of", profile))
+            content.append(_of_gpu(plot_gpu_timeline(seen)[0], f"ctas{index}", "CTAs on the SMs of", profile))
     note = (
         "The pipes of one SM over a few loop iterations, each stream of instructions with its own strip; then every "
         "CTA on its SM: the alternating strengths show one CTA following another."
