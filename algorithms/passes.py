@@ -9,9 +9,6 @@ from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.program import Program
 
-#: What a fused forward pass leaves for its backward pass, beside the caller's Q, K and V.
-KEPT_BETWEEN_PASSES = ("O", "LSE")
-
 
 def build_passes(
     problem: AttentionProblem,
@@ -53,7 +50,8 @@ def forward_backward(
         a, b = before[name], after[name]
         if (a.heads, a.rows, a.cols, a.dtype, a.packed_group) != (b.heads, b.rows, b.cols, b.dtype, b.packed_group):
             raise UnsupportedError(f"pass fwd_bwd: the passes of {second.implementation} lay {name} out differently")
-    kept = [first.outputs[name] for name in KEPT_BETWEEN_PASSES if name in second.inputs]
+    # fused kernels leave O and LSE for their backward pass, unfused ones P
+    kept = [first.outputs[name] for name in second.inputs if name in first.outputs]
     # what backward reads and forward made is no input of the call
     inputs = {**first.inputs, **{k: t for k, t in second.inputs.items() if k not in first.outputs}}
     return Program(
@@ -67,5 +65,10 @@ def forward_backward(
         notes=tuple(dict.fromkeys((*first.notes, *second.notes))),
         substitutions=tuple(dict.fromkeys((*first.substitutions, *second.substitutions))),
         warnings=tuple(dict.fromkeys((*first.warnings, *second.warnings))),
-        attributes={**first.attributes, **second.attributes, "kept_bytes": sum(t.bytes for t in kept)},
+        attributes={
+            **first.attributes,
+            **second.attributes,
+            "kept_bytes": sum(t.bytes for t in kept),
+            "kept": tuple(t.name for t in kept),
+        },
     )

@@ -130,6 +130,13 @@ def notes(profile: Profile, entries: list[Entry]) -> list[str]:
             lines.append(f"{entry.label} does not fit: it needs {needs}, {profile.name} has {has}")
         for warning in r.warnings:
             warned.setdefault(warning, []).append(entry.label)
+    kept = [
+        f"{entry.label} {scaled(held, 'B')} ({', '.join(entry.result.attributes['kept'])})"
+        for entry in entries
+        if entry.result is not None and (held := entry.result.attributes.get("kept_bytes"))
+    ]
+    if kept:
+        lines.append(f"kept from the forward for the backward pass, beside Q, K and V: {', '.join(kept)}")
     everyone = sum(entry.result is not None for entry in entries)
     for warning, labels in warned.items():
         lines.append(f"{'all' if len(labels) == everyone > 1 else ', '.join(labels)}: {warning}")

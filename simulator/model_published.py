@@ -65,7 +65,7 @@ UNMODELLED = {
     "megatron": "micro-batch not published (largest that fits taken); tensor parallelism not known",
     "fused": "all-reduce of gradients, data loading",
     "days": "runs of May 2022: FlashAttention's taken with Megatron's cut, Megatron's with its example's "
-    "recomputation; as 400,000 steps of 512 sequences all took 7 to 33 % longer, GPT-2 medium with FA1 the most",
+    "recomputation; evaluation and checkpoints; what else slowed GPT-2 medium with FA1 is not known",
     "mlperf": "its baseline's unpadding, LAMB and data pipeline; FA1's run skips unmasked tokens of the last layer",
 }
 

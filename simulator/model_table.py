@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from simulator.model_decode import Crossing, GroupIntensity, Intensity, SplitGain, half_attention_context
@@ -189,45 +188,11 @@ def print_decode(
 
 def print_published(console: Console, rows: list[Row]) -> None:
     """Predicted against published, with signed errors."""
-    body = [
-        (
-            r.model,
-            r.framework,
-            r.algorithm,
-            f"{r.sequences} x {r.seqlen}",
-            r.metric.replace("model_tflops_per_gpu", "TFLOP/s a GPU").replace("tokens_per_s_all_gpus", "tokens/s"),
-            "" if math.isnan(r.measured) else three_digits(r.measured),
-            three_digits(r.predicted),
-            "" if math.isnan(r.error) else f"{r.error:+.1%}",
-            r.recompute,
-        )
-        for r in rows
-    ]
-    heading = (
-        "model",
-        "framework",
-        "attention",
-        "batch x length",
-        "what",
-        "published",
-        "predicted",
-        "error",
-        "recomputed",
-    )
-    _table(console, heading, body)
-    errors = [abs(r.error) for r in rows if not math.isnan(r.error) and not r.metric.startswith("speed-up")]
-    ratios = [abs(r.error) for r in rows if r.metric.startswith("speed-up") and r.error]
-    for name, values in (("rates", errors), ("speed-ups", ratios)):
-        if values:
-            within = sum(v <= 0.2 for v in values)
-            console.print(
-                f"{name}: mean error {sum(values) / len(values):.1%}, {within} of {len(values)} within 20 %",
-                highlight=False,
-            )
-    remarks = dict.fromkeys((r.framework, r.remark) for r in rows)
-    console.print("Not modelled, by framework:", highlight=False)
-    for framework, remark in remarks:
-        console.print(f"  {framework}: {remark}", highlight=False)
+    from simulator.model_published_table import HEADINGS, cells, remarks, summary
+
+    _table(console, HEADINGS, [cells(row) for row in rows])
+    for line in (*summary(rows), "Not modelled, by framework:", *(f"  {line}" for line in remarks(rows))):
+        console.print(line, highlight=False)
 
 
 def run_summary(run: ModelRun) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from simulator.model_kernels import Gemm, Stream, TorchSoftmax, gemm_program, so
 from simulator.model_memory import largest_batch, least_recompute, training_memory
 from simulator.model_programs import AttentionCall, Training, prefill_works, training_works
 from simulator.model_published import Predictor, predict_published, published_rows
+from simulator.model_published_table import table_path
 from simulator.model_run import Swap, decode, forward_flops, model_flops_per_token, prefill, train
 from simulator.model_shape import Shape
 from simulator.model_styles import STYLES, style_of
@@ -302,6 +303,19 @@ def test_published_rates_of_the_flash_attention_2_table():
     without_2k, with_2k, without_8k, with_8k = (r.predicted for r in rows)
     assert without_8k < without_2k < with_2k
     assert with_8k / without_8k > with_2k / without_2k > 1.0
+
+
+def test_the_committed_table_has_every_published_row_and_orders_frameworks_as_published():
+    rows = published_rows()
+    lines = [line for line in table_path().read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    assert [(t[0], t[1]) for t in table] == [(r["model"], r["framework"]) for r in rows]
+    # HuggingFace < Megatron < FlashAttention, standard < FA1 < FA2, wherever both are published as rates
+    seen = [(t[0], t[3].split("x")[1], t[4], float(t[5]), float(t[6])) for t in table if "TFLOP/s" in t[4] and t[5]]
+    pairs = [(a, b) for a in seen for b in seen if a[:3] == b[:3] and a[3] < 0.9 * b[3]]
+    assert len(pairs) > 40
+    wrong = [(a, b) for a, b in pairs if a[4] >= b[4]]
+    assert not wrong
 
 
 def test_published_rows_of_an_unknown_model():
