@@ -23,8 +23,8 @@ class InstructionMix:
     """Lane instructions per element, by pipe. ``masked_extra``: further ``alu``/``issue`` of an element whose
     softmax numerator is zero (IEEE division's slow path). ``issue_interval_cycles``: what one warp takes from an
     instruction to the next while it waits for neither memory nor other warps (ncu's stall reasons *wait*,
-    *short scoreboard* and *dispatch* beside the issue itself; 0: not counted). ``issue_per_row``: lane instructions of
-    a row beyond its elements'."""
+    *short scoreboard* and *dispatch* beside the issue itself; 0: not counted). ``issue_per_thread``: instructions of
+    a thread for each row that it has a part in, beyond its elements'."""
 
     issue: float
     fma: float
@@ -36,7 +36,7 @@ class InstructionMix:
     masked_extra_alu: float = 0.0
     source: str = COUNTED_ON
     issue_interval_cycles: float = 0.0
-    issue_per_row: float = 0.0
+    issue_per_thread: float = 0.0
 
     def at_masked_fraction(self, masked_fraction: float) -> InstructionMix:
         """The mean mix of rows of which ``masked_fraction`` (0..1) is masked."""
@@ -45,7 +45,7 @@ class InstructionMix:
         return InstructionMix(
             self.issue + masked_fraction * self.masked_extra_issue, self.fma,
             self.alu + masked_fraction * self.masked_extra_alu, self.xu, self.lsu, self.tensor, source=self.source,
-            issue_interval_cycles=self.issue_interval_cycles, issue_per_row=self.issue_per_row,
+            issue_interval_cycles=self.issue_interval_cycles, issue_per_thread=self.issue_per_thread,
         )  # fmt: skip
 
 
@@ -89,15 +89,15 @@ _FA3_FP8_128 = InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10)
 _SOFTMAX_FORWARD = {
     # 652, 1260 and 2476 instructions a warp for rows of 512, 1024 and 2048, 388 for two rows of 128
     "warp": InstructionMix(
-        38.0, 13.9, 9.4, 3.0, 3.2, 0.0, 36.8, 24.9, issue_interval_cycles=4.4, issue_per_row=1376.0
+        38.0, 13.9, 9.4, 3.0, 3.2, 0.0, 36.8, 24.9, issue_interval_cycles=4.4, issue_per_thread=43.0
     ),
     "registers": InstructionMix(79.5, 31.0, 18.8, 4.0, 6.8, 0.0, 34.3, 19.5, issue_interval_cycles=4.6),
     # 49.6 and 47.3 an element of rows of 12288 and 16384; 46.8 and 44.8 of 24576 and 32768
     "smem": InstructionMix(
-        40.4, 22.6, 11.7, 4.0, 1.8, 0.0, 34.3, 21.2, issue_interval_cycles=4.5, issue_per_row=113_000.0
+        40.4, 22.6, 11.7, 4.0, 1.8, 0.0, 34.3, 21.2, issue_interval_cycles=4.5, issue_per_thread=110.0
     ),
     "global": InstructionMix(
-        38.8, 23.0, 10.0, 4.2, 1.1, 0.0, 34.3, 20.9, issue_interval_cycles=4.6, issue_per_row=196_000.0
+        38.8, 23.0, 10.0, 4.2, 1.1, 0.0, 34.3, 20.9, issue_interval_cycles=4.6, issue_per_thread=191.0
     ),
 }
 _SOFTMAX_BACKWARD = {

@@ -12,7 +12,7 @@ makes the work larger, not smaller.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from algorithms.common import (
     Implementation,
@@ -30,15 +30,42 @@ from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel, Program, Tensor
 
-IMPLEMENTATIONS = {
-    "torch_eager": Implementation(
-        "torch_eager",
+
+@dataclass(frozen=True)
+class Call:
+    """How PyTorch is called: the release whose softmax kernels run, and whether Q, K, V, dO and the gradients lie as
+    (batch, seqlen, heads, head_dim), so that each is copied to or from a matrix a head."""
+
+    torch_release: str
+    copies: bool
+
+
+CALLS = {
+    "torch_eager": Call("2.11", False),
+    "torch_eager_2.1_bshd": Call("2.1", True),
+    "torch_eager_2.0_bshd": Call("2.0", True),
+}
+
+
+def _implementation(name: str, source: str) -> Implementation:
+    return Implementation(
+        name,
         "standard",
         frozenset({"mma_sync"}),
-        "torch.baddbmm, add, softmax, bmm (PyTorch 2.11); aten/src/ATen/native/cuda; cuBLAS of CUDA 13.0",
+        source,
         features=frozenset({"mask", "head_dim_v", "window", "dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
+    )
+
+
+_BENCHMARKS = "flash-attention:benchmarks/benchmark_flash_attention.py attention_pytorch; softmax kernels of PyTorch"
+IMPLEMENTATIONS = {
+    "torch_eager": _implementation(
+        "torch_eager",
+        "torch.baddbmm, add, softmax, bmm (PyTorch 2.11); aten/src/ATen/native/cuda; cuBLAS of CUDA 13.0",
     ),
+    "torch_eager_2.1_bshd": _implementation("torch_eager_2.1_bshd", f"{_BENCHMARKS} 2.1 to 2.10"),
+    "torch_eager_2.0_bshd": _implementation("torch_eager_2.0_bshd", f"{_BENCHMARKS} 2.0 and before"),
 }
 DEFAULT = "torch_eager"
 #: Rows and columns of an L2 block of S and P: a C tile of QK^T. Wide ones are tracked by the engine's own rule.
@@ -75,6 +102,13 @@ def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, lis
     return copy, [
         replace(kernel, coords={**kernel.coords, "kv_head": kernel.coords["q_head"] // p.group}) for kernel in kernels
     ]
+
+
+def copied(name: str, source: Tensor, into: Tensor | None = None) -> tuple[Tensor, list[Kernel]]:
+    """``source`` in another layout, ``into`` or a scratch tensor, and the kernels that copy it."""
+    copy = into or replace(source, name=f"{source.name}_copied", kind="scratch")
+    k = strided_copy_kernel(copy.heads * copy.rows * copy.cols, copy.dtype)
+    return copy, elementwise(name, "copy", ((source, "q_head"),), copy, k)
 
 
 def gemm(name: str, role: str, product: Product, problem: AttentionProblem, gpu: Profile) -> list[Kernel]:
@@ -114,24 +148,30 @@ def masked_share(problem: AttentionProblem) -> float:
 
 
 def forward_kernels(
-    problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor]
+    problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor], call: Call
 ) -> tuple[list[Kernel], int, dict[str, Tensor]]:
     """The forward pass's kernels, the peak of device memory that it holds, and what autograd keeps: P, P dropped."""
     p = problem
     # a single head in all needs no copy: a view of it with stride 0 stands for every head
     (k, expand_k), (v, expand_v) = ((x, []) if x.heads == 1 else expand_heads(x, p) for x in (t["K"], t["V"]))
     s, weights = score_tensor(p, "S"), score_tensor(p, "P")
-    kernels = [*expand_k, *expand_v]
-    product = Product(t["Q"], k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
+    q, kernels = t["Q"], [*expand_k, *expand_v]
+    if call.copies:
+        q, before = copied("copy_Q", q)
+        if p.group == 1:
+            (k, of_k), (v, of_v) = copied("copy_K", k), copied("copy_V", v)
+            before += [*of_k, *of_v]
+        kernels = before + kernels
+    product = Product(q, k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
     kernels += gemm("qk_gemm", "scores", product, p, gpu)
-    live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (k, v) if x.heads > p.batch * p.kv_heads)
+    live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (q, k, v) if x.kind == "scratch")
     mask = mask_tensor(p)
     if mask is not None:
         masked = score_tensor(p, "S_masked")
         kernels += apply_mask(s, mask, masked, p)
         live += mask.bytes if "mask" not in t else 0
         s = masked
-    softmax = softmax_forward_kernel(p.seqlen_k, p.dtype)
+    softmax = softmax_forward_kernel(p.seqlen_k, p.dtype, call.torch_release)
     kernels.append(softmax_forward(s, weights, softmax, gpu, masked_share(p)))
     dropped = dropout_tensors(p, weights)
     if dropped:
@@ -159,23 +199,27 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
 
     return build_passes(
         problem,
-        lambda p: build_forward(p, gpu, substitutions),
-        lambda p: build_backward(p, gpu, substitutions),
-        lambda p: build_forward(p, gpu, substitutions, keep_weights=True),
+        lambda p: build_forward(p, implementation, gpu, substitutions),
+        lambda p: build_backward(p, implementation, gpu, substitutions),
+        lambda p: build_forward(p, implementation, gpu, substitutions, keep_weights=True),
     )
 
 
 def build_forward(
-    problem: AttentionProblem, gpu: Profile, substitutions: list[str], keep_weights: bool = False
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    substitutions: list[str],
+    keep_weights: bool = False,
 ) -> Program:
     """The forward pass; ``keep_weights`` leaves P (and what dropout made) among the outputs, as autograd does."""
     t = io_tensors(problem)
     if problem.mask is not None:
         t["mask"] = mask_tensor(problem)
-    kernels, live, kept = forward_kernels(problem, gpu, t)
+    kernels, live, kept = forward_kernels(problem, gpu, t, CALLS[implementation])
     return Program(
         "standard",
-        DEFAULT,
+        implementation,
         problem,
         tuple(kernels),
         {name: tensor for name, tensor in t.items() if name != "O"},

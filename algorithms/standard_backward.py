@@ -13,10 +13,12 @@ are read by KV head, which the copies that autograd keeps would only make larger
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from algorithms.backward_helpers import gradient_tensors, group_sum
 from algorithms.common import compulsory_bytes
 from algorithms.kernel_tables import contiguous_elementwise_kernel, softmax_backward_kernel
-from algorithms.standard import DEFAULT, gemm, score_tensor
+from algorithms.standard import CALLS, copied, gemm, score_tensor
 from algorithms.standard_gemm import Product
 from algorithms.standard_masks import drop_backward, dropout_tensors
 from algorithms.standard_rows import elementwise, softmax_backward
@@ -28,9 +30,11 @@ from simulator.program import Program, Tensor
 SUM_ROWS, SUM_THREADS = 4, 128
 
 
-def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> Program:
+def build_backward(
+    problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]
+) -> Program:
     """The backward program: inputs Q K V P dO, outputs dQ dK dV."""
-    p = problem
+    p, call = problem, CALLS[implementation]
     t = {name: x for name, x in gradient_tensors(p, 64, 64).items() if name not in ("O", "LSE")}
     weights, dp, dpp, ds = (score_tensor(p, name) for name in ("P", "dP", "dPP", "dS"))
     scale = p.head_dim**-0.5
@@ -40,9 +44,17 @@ def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[
         grads = {n: Tensor(f"{n}_expanded", heads, x.rows, x.cols, p.dtype, "scratch", 64) for n, x in grads.items()}
     dropped = dropout_tensors(p, weights)
     used, dp_raw = (dropped["P_dropped"], score_tensor(p, "dP_dropped")) if dropped else (weights, dp)
+    d_out, before, after = t["dO"], [], []
+    grads["dQ"] = t["dQ"]
+    if call.copies:
+        d_out, before = copied("copy_dO", d_out)
+        for name in ("dQ", "dK", "dV") if p.group == 1 else ("dQ",):
+            grads[name] = replace(t[name], name=f"{name}_product", kind="scratch")
+            after += copied(f"copy_{name}", grads[name], t[name])[1]
     kernels = [
-        *gemm("dv_gemm", "grad_value", Product(used, t["dO"], grads["dV"], p.seqlen_q, transpose_a=True), p, gpu),
-        *gemm("dp_gemm", "grad_scores", Product(t["dO"], t["V"], dp_raw, p.head_dim_v, transpose_b=True), p, gpu),
+        *before,
+        *gemm("dv_gemm", "grad_value", Product(used, d_out, grads["dV"], p.seqlen_q, transpose_a=True), p, gpu),
+        *gemm("dp_gemm", "grad_scores", Product(d_out, t["V"], dp_raw, p.head_dim_v, transpose_b=True), p, gpu),
         *(drop_backward(dp_raw, dropped["dropout_mask"], dp, p) if dropped else []),
         *elementwise(
             "dp_times_p",
@@ -51,24 +63,25 @@ def build_backward(problem: AttentionProblem, gpu: Profile, substitutions: list[
             dpp,
             contiguous_elementwise_kernel(dp.heads * dp.rows * dp.cols, p.dtype),
         ),
-        softmax_backward(dpp, weights, ds, softmax_backward_kernel(p.seqlen_k, p.dtype), gpu),
-        *gemm("dq_gemm", "grad_query", Product(ds, t["K"], t["dQ"], p.seqlen_k, scale=scale), p, gpu),
+        softmax_backward(dpp, weights, ds, softmax_backward_kernel(p.seqlen_k, p.dtype, call.torch_release), gpu),
+        *gemm("dq_gemm", "grad_query", Product(ds, t["K"], grads["dQ"], p.seqlen_k, scale=scale), p, gpu),
         *gemm("dk_gemm", "grad_key", Product(ds, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale), p, gpu),
+        *after,
     ]
     if p.group > 1:
         kernels += [
-            group_sum(f"sum_{name}", grads[name], t[name], p.group, SUM_ROWS, SUM_THREADS, gpu) for name in grads
+            group_sum(f"sum_{name}", grads[name], t[name], p.group, SUM_ROWS, SUM_THREADS, gpu) for name in ("dK", "dV")
         ]
     live = compulsory_bytes(t.values()) + weights.bytes + dp.bytes + dpp.bytes + ds.bytes
     live += sum(x.bytes for x in dropped.values())
     return Program(
         "standard",
-        DEFAULT,
+        implementation,
         p,
         tuple(kernels),
         {"Q": t["Q"], "K": t["K"], "V": t["V"], "P": weights, "dO": t["dO"], **dropped},
         {name: t[name] for name in ("dQ", "dK", "dV")},
-        live + sum(x.bytes for x in grads.values() if p.group > 1),
+        live + sum(x.bytes for x in (d_out, *grads.values()) if x.kind == "scratch"),
         substitutions=tuple(substitutions),
         attributes={"kernels": tuple(kernel.name for kernel in kernels)},
     )

@@ -30,10 +30,10 @@ TILE_OPS.update(
 
 
 def beyond(
-    name: str, ops: list, mix: InstructionMix, elements: int, parts: int = 1, rows: float = 0.0
+    name: str, ops: list, mix: InstructionMix, elements: int, parts: int = 1, threads: float = 0.0
 ) -> list[Instructions]:
-    """``parts`` equal shares of what ``mix`` counts for ``elements`` in ``rows`` beyond the :class:`Compute`
-    operations ``ops``."""
+    """``parts`` equal shares of what ``mix`` counts for ``elements`` and ``threads`` (of each row) beyond the
+    :class:`Compute` operations ``ops``."""
     modelled: dict[str, float] = {}
     for op in ops:
         if isinstance(op, Compute):
@@ -44,7 +44,7 @@ def beyond(
         unit: max(0.0, counted * elements - modelled.get(unit, 0.0))
         for unit, counted in (("fma", mix.fma), ("alu", mix.alu), ("exp", mix.xu))
     }
-    counted = mix.issue * elements + mix.issue_per_row * rows
+    counted = mix.issue * elements + mix.issue_per_thread * threads
     lanes["issue"] = max(0.0, counted - sum(modelled.values()) - sum(lanes.values()))
     work = tuple((unit, amount / parts) for unit, amount in lanes.items() if amount)
     return [Instructions(name, work)] * parts

@@ -95,6 +95,11 @@ def _reduction(k: RowKernel) -> list:
     return [Barrier("reduce"), Exchange("reduce", k.threads // 8, k.threads // 8), Barrier("reduce")]
 
 
+def _threads(k: RowKernel) -> int:
+    """Threads that work on one row."""
+    return 32 if k.kind == "warp" else k.threads
+
+
 def _batches(k: RowKernel, cols: int, loads: Callable[[int, int], list]) -> list:
     """``loads(col, width)`` over a row: the columns in flight at once, and when they have come the next ones."""
     return [
@@ -136,7 +141,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
         maximum = [Compute("row_max", m, (s, m_old), rows, cols)]
         sums = [Compute("exp", e, (s, m), rows, cols), Compute("row_sum", total, (e,), rows, cols)]
         end = output(s, 0, cols, True) if twice else output(e, 0, cols, False)
-        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * k.padded_columns, 3, rows)
+        extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * k.padded_columns, 3, _threads(k) * rows)
         loads = _batches(k, cols, lambda col, width: [Load(at(s_in, col, width), View(s, 0, None, col, width))])
         ops = [
             *start, *loads, *in_smem, extra[0], *maximum, *_reduction(k), extra[1], *sums, *_reduction(k), extra[2],
@@ -155,7 +160,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
             [Compute("exp", s, (s, m), rows, width), Compute("accumulate_sum", total, (total, one, s), rows, width)],
             output(s, col, width, True),
         ]
-        share = rows * width / cols
+        share = _threads(k) * rows * width / cols
         extra = beyond("softmax", [op for body in bodies for op in body], mix, rows * width, 3, share)
         return [[Load(at(s_in, col, width), s), extra[0], *body] for body in bodies]
 
@@ -192,7 +197,7 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
     sums = [Compute("row_sum", total, (g,), rows, cols)]
     end = [Compute("softmax_backward", g, (g, p, total), rows, cols), Compute("convert", ds, (g,), rows, cols)]
     mix = softmax_mix(k.kind, backward=True)
-    extra = beyond("softmax_backward", [*sums, *end], mix, rows * k.padded_columns, 2, rows)
+    extra = beyond("softmax_backward", [*sums, *end], mix, rows * k.padded_columns, 2, _threads(k) * rows)
     ops = [
         *_batches(k, cols, first), *in_smem, extra[0], *sums, *_reduction(k),
         *(_batches(k, cols, second) if second else []), Await("P"), extra[1], *end,

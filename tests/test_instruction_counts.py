@@ -60,7 +60,7 @@ def test_masked_scores_cost_more_in_unfused_softmax():
     mix = counts.softmax_mix(softmax_forward_kernel(2048, "bf16").kind)
     half = mix.at_masked_fraction(0.5)
     # counted: 56.97 with a causal mask
-    assert half.issue + half.issue_per_row / 2048 == pytest.approx(57.0, abs=0.3) and half.fma == mix.fma
+    assert half.issue + half.issue_per_thread * 32 / 2048 == pytest.approx(57.0, abs=0.3) and half.fma == mix.fma
     with pytest.raises(InputError):
         mix.at_masked_fraction(1.5)
 
