@@ -208,6 +208,8 @@ def gemm_kernel(
     if instruction_path == "wgmma":
         return _hopper_kernel(role, head_dim, queries, keys, matrices, sms)
     if instruction_path == "mma.sync":
+        if queries <= 16 and role in ("scores", "output"):
+            return _multistage("ampere_s16816gemm_64x16_stages_64x6", 16, 64, 64, 6, 128, 96, 2, _AMPERE_SOURCE)
         if scores:
             return _multistage("ampere_s16816gemm_256x128_stages_32x3", 128, 256, 32, 3, 256, 230, 1, _AMPERE_SOURCE)
         if head_dim <= 64:
