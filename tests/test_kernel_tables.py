@@ -224,6 +224,35 @@ def test_gemm_fits_and_falls_back_for_unaligned_rows():
     assert -(-2047 // odd.tile_rows) * -(-2047 // odd.tile_columns) == 128
 
 
+@pytest.mark.parametrize(
+    "role,length,matrices,head_dim,tile",
+    [
+        ("scores", 4096, 64, 128, (128, 256)),
+        ("scores", 1280, 64, 64, (128, 320)),
+        ("scores", 768, 64, 128, (192, 192)),
+        ("scores", 1024, 1, 128, (64, 128)),
+        ("output", 4096, 64, 128, (256, 128)),
+        ("output", 4096, 128, 64, (512, 64)),
+        ("output", 1024, 16, 128, (128, 128)),
+        ("output", 512, 16, 128, (128, 64)),
+    ],
+)
+def test_tiles_that_cublas_was_seen_to_choose(role, length, matrices, head_dim, tile):
+    kernel = tables.gemm_kernel(
+        role, head_dim=head_dim, queries=length, keys=length, instruction_path="wgmma", matrices=matrices
+    )
+    # its size; 320 x 128 and 256 x 160 are one
+    assert kernel.tile_rows * kernel.tile_columns == tile[0] * tile[1]
+
+
+def test_unaligned_rows_pay_for_narrow_accesses():
+    one, two, eight = (
+        tables.gemm_kernel("scores", head_dim=128, queries=n, keys=n, instruction_path="wgmma").narrow
+        for n in (2049, 2050, 2048)
+    )
+    assert eight is None and one.load_wavefronts > two.load_wavefronts > 0
+
+
 def test_fa1_paper_blocks():
     # The paper's example: SRAM of 100 KB in fp16 and d = 64.
     blocks = tables.fa1_paper_blocks(51_200, 64)

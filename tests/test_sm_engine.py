@@ -35,7 +35,7 @@ from simulator.program import (
 )
 from simulator.sm import TICKS_PER_CYCLE, run_sm, to_ticks
 from simulator.sm_costs import CAUSES, PIPES, SmSpec, compile_kernel
-from simulator.sm_timing import TripProfile, timing_of
+from simulator.sm_timing import TripProfile, cycles_out_of_step, timing_of
 
 GPU = load_profile("h200_sxm")
 #: One lane-operation, byte or FLOP a cycle and no latency, so that cycles can be counted by hand.
@@ -322,3 +322,14 @@ def test_ticks_are_whole():
     assert isinstance(TICKS_PER_CYCLE, int)
     for _name, _warps, ops in ticked(kernel_of(Role("w", [EXP, ADD])), replace(UNIT_SPEC, fma=3.0)):
         assert all(isinstance(t, int) for op in ops for _, t in op.work)
+
+
+def test_ctas_out_of_step_overlap_but_queue():
+    """Between the busiest pipe's work and everything in a row; one alone, or CTAs that share nothing, wait for none."""
+    assert cycles_out_of_step(1000.0, 400.0, 1, 100.0) == 1000.0
+    assert cycles_out_of_step(1000.0, 0.0, 8, 100.0) == 1000.0
+    times = [cycles_out_of_step(1000.0, 400.0, n, 100.0) for n in range(1, 9)]
+    assert all(a < b for a, b in pairwise(times))
+    assert all(max(1000.0, n * 400.0 - 100.0) <= t <= 1000.0 + (n - 1) * 400.0 for n, t in enumerate(times, 1))
+    # two of them: each finds the other at the pipe in 400 of 1100 cycles
+    assert times[1] == pytest.approx(1000.0 + 400.0 * 400.0 / 1100.0)

@@ -296,6 +296,20 @@ def test_gradients_are_exact(changes, pass_):
         assert off < TOLERANCE[problem.dtype], name
 
 
+@pytest.mark.parametrize("release", ["2.0", "2.1"])
+def test_calls_with_copies_are_exact_and_move_the_copies_bytes(release):
+    problem = AttentionProblem(heads=2, seqlen_q=40, seqlen_k=1040, head_dim=64, pass_="fwd_bwd")
+    inputs = with_weights(problem)
+    program = build_program("standard", problem, H100, f"torch_eager_{release}_bshd")
+    got = run_attention(program, inputs)
+    want = attention_gradients(problem, inputs["Q"], inputs["K"], inputs["V"], inputs["dO"])
+    for name in ("dQ", "dK", "dV"):
+        assert np.abs(got[name] - want[name]).max() < TOLERANCE[problem.dtype] * np.abs(want[name]).max(), name
+    traffic = program_traffic(program)
+    assert traffic["K_copied"][1] == 2 * 1040 * 64 * 2 and traffic["dO_copied"][1] == 2 * 40 * 64 * 2
+    assert traffic["S"][0] == (3 if release == "2.0" else 1) * 2 * 40 * 1040 * 2
+
+
 def test_a_dropped_row_sum_breaks_the_gradients():
     problem = AttentionProblem(heads=1, seqlen_q=64, head_dim=64, pass_="bwd")
     inputs = with_weights(problem)
