@@ -23,7 +23,6 @@ from algorithms.common import (
     mask_op,
     row_vectors,
 )
-from algorithms.counted import spread_over_matmuls
 from algorithms.fa1_backward import build_backward
 from algorithms.fa1_schedule import KINDS, Schedule, interleaved, schedule_for, work_tiles
 from algorithms.passes import build_passes
@@ -110,12 +109,14 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         return Loop("i", var(kind), ops)
 
     def across_warps(name: str) -> list:
-        """A row statistic of all warps: written and read back through SMEM."""
-        return [Exchange(name, statistics_bytes, statistics_bytes), Barrier(name)]
+        """A row statistic of all warps: written and read back through SMEM; Triton's code reduces it in one of the
+        warps and sends the result round the same way, with a barrier before its buffer is used again."""
+        once = [Exchange(name, statistics_bytes, statistics_bytes), Barrier(name)]
+        return once if s.packaged else [Barrier(name), *once, *once]
 
-    def through_smem(name: str) -> list:
-        """O between the layout of coalesced accesses and that of the tensor instructions."""
-        return [Exchange(name, br * d * 4, br * d * 4), Barrier(name)]
+    def through_smem(name: str, size: int) -> list:
+        """``size`` bytes from one layout of Triton's to another: the buffer is free, written, read."""
+        return [Barrier(name), Exchange(name, size, 0), Barrier(name), Exchange(name, 0, size)]
 
     def drop(row) -> list:
         """P is dropped after its row sum (Algorithm 2, line 14); the last key block scales what is left up."""
@@ -173,10 +174,12 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
                 *(Load(tile(t[name], head, row, br, 0, b.cols), b, token="state") for b, name in state[:-1]),
                 Load(tile(t["O_tmp"], head, row, br, 0, d), o_old),
                 Await("state"),
-                *through_smem("O_in"),
+                *through_smem("O_in", br * d * 4),
             ]
         )
-        keep = [] if final else [Store(m, tile(t["m"], head, row, br)), Store(total, tile(t["l"], head, row, br))]
+        keep = []
+        for statistic, name in () if final else ((m, "m"), (total, "l")):
+            keep += [*through_smem(name, br * 4), Store(statistic, tile(t[name], head, row, br))]
         return [
             Compute("scale", scores, (scores,), br, bc, (("factor", scale),)),
             mask_op(scores, problem, row, key_row),
@@ -198,7 +201,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             *([Compute("rescale", o_old, (o_old, l_old), br, d)] if not first else []),
             *([Compute("add", o, (o, o_old), br, d)] if not first else []),
             Compute("normalise", o, (o, total), br, d),
-            *through_smem("O_out"),
+            *through_smem("O_out", br * d * (2 if final else 4)),
             *keep,
         ]
 
@@ -220,8 +223,11 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         ]
         if s.mix is not None:
             counted = [op for op in body if not (isinstance(op, Compute) and op.fn == "dropout")]
-            (extra,) = beyond("counted", counted, s.mix, br * bc)
-            body = spread_over_matmuls(body, extra.work, 0.0)
+            more = beyond("counted", counted, s.mix, br * bc, 2)
+            # addresses and predicates around the loads, and what follows the products
+            products = [i for i, op in enumerate(body) if isinstance(op, Matmul)]
+            for place, extra in zip(reversed(products), reversed(more), strict=True):
+                body.insert(place + 1, extra)
         return Loop("i", var(kind), body)
 
     kv_tile = (key_row, bc, 0, d)

@@ -47,6 +47,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Fetch,
     Index,
     Instructions,
     Kernel,
@@ -76,8 +77,10 @@ IMPLEMENTATIONS = {
     ),
 }
 DEFAULT = "torch_flash"
+BYTES_OF_INSTRUCTION = 16
 #: Operations that the counted kernels did not execute in (most of) their iterations.
-_BESIDE_COUNTS = frozenset({"mask", "mask_window", "dropout", "softcap"})
+_MASKS = frozenset({"mask", "mask_window"})
+_BESIDE_COUNTS = _MASKS | {"dropout", "softcap"}
 #: Registers that a thread spills a key block in instantiations of their own at head dim 128: with a window, and for row
 #: counts that are no multiple of the tile (H200 counters: bytes written to L2 over CTAs and blocks).
 _SPILLED_WINDOW_128 = 32
@@ -139,6 +142,29 @@ def holds_as_much(t: Fa2Tile, problem: AttentionProblem, gpu: Profile) -> bool:
     return held >= kept
 
 
+def is_uneven(problem: AttentionProblem, t: Fa2Tile) -> bool:
+    """Whether the kernel that checks bounds runs (flash_fwd_launch_template.h, IsEvenMNConst)."""
+    whole = problem.seqlen_q % t.tile_m == 0 and problem.seqlen_k % t.tile_n == 0 and problem.seqlens_k is None
+    return not whole or problem.window is not None or t.padded_head_dim > 128 or problem.head_dim != t.padded_head_dim
+
+
+def unrolled_blocks(problem: AttentionProblem, t: Fa2Tile) -> int:
+    """Key blocks whose code the kernel repeats ahead of its loop, masked (flash_fwd_kernel.h, n_masking_steps)."""
+    if not problem.causal and problem.window is None:
+        return 1
+    return ceil_div(t.tile_m, t.tile_n) + is_uneven(problem, t)
+
+
+def code_bytes(problem: AttentionProblem, t: Fa2Tile, split: bool) -> int:
+    """Size of the kernel's code by the instructions counted in its loop, its masked blocks and around them."""
+    counts = fa2_forward_counts(t.padded_head_dim, split)
+    masked = counts.masked_uneven if is_uneven(problem, t) else counts.masked if problem.causal else 0.0
+    elements = t.tile_m * t.tile_n / t.threads
+    in_loop = 3.0 if problem.window is not None else 0.0
+    blocks = counts.mix.issue + in_loop + unrolled_blocks(problem, t) * (counts.mix.issue + masked)
+    return round(BYTES_OF_INSTRUCTION * (blocks * elements + counts.around))
+
+
 def roles(
     problem: AttentionProblem,
     t: Fa2Tile,
@@ -164,6 +190,8 @@ def roles(
     k_pipe = Pipe("k", t.tile_n, d, dtype, t.kv_stages, sets)
     v_pipe = Pipe("v", t.tile_n, d, dtype, t.kv_stages, sets)
     head, kv_head = var("q_head"), var("kv_head")
+    code, unrolled = code_bytes(problem, t, split), unrolled_blocks(problem, t)
+    beyond_mask = max(0.0, (counts.masked_uneven if is_uneven(problem, t) else counts.masked) - 2.0)
 
     def fetch(first_row: str) -> list:
         row = var(first_row) + var("j") * -t.tile_n
@@ -213,6 +241,8 @@ def roles(
             elements = rows * t.tile_n
             plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
             ops = spread_over_matmuls(ops, (), counts.mix.tensor * elements)
+            if masked and problem.causal and problem.window is None and not split:
+                ops[0:0] = [Fetch(code, unrolled), Instructions("mask", (("issue", beyond_mask * elements),))]
             # fragment loads, addresses and predicates are issued between softmax and the products
             beyond = Instructions("softmax", residual_instructions(plain, counts.mix, elements))
             ops.insert(len(ops) - 2, beyond)
@@ -235,6 +265,12 @@ def roles(
             f"warps{index}",
             [
                 load_q,
+                # with a window every block is masked, and the blocks that are repeated ahead of the loop run once
+                *(
+                    [Fetch(code), Instructions("mask", (("issue", beyond_mask * rows * t.tile_n * unrolled),))]
+                    if problem.window is not None and not split
+                    else []
+                ),
                 Barrier("q", sets),
                 fill(o, 0.0),
                 fill(vectors["l"], 0.0),

@@ -43,6 +43,7 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -185,8 +186,12 @@ def _warp_set(
         ]  # fmt: skip
         counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
         elements = rows * cols
-        beyond = residual_instructions(counted, counts.mix, elements)
-        return spread_over_matmuls(ops, beyond, counts.mix.tensor * elements)
+        half = tuple((unit, amount / 2) for unit, amount in residual_instructions(counted, counts.mix, elements))
+        # fragment loads, addresses and predicates, issued among the exponentials and among the gradients of S
+        streams = ("exp_lse", "softmax_grad", "softmax_grad_dropout")
+        for place in reversed([i for i, op in enumerate(ops) if isinstance(op, Compute) and op.fn in streams]):
+            ops.insert(place + 1, Instructions("counted", half))
+        return spread_over_matmuls(ops, (), counts.mix.tensor * elements)
 
     def block(key0: Index) -> list:
         """All of one key block."""

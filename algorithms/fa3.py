@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms import varlen
+from algorithms import kernels_cudnn, varlen
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -36,7 +36,7 @@ from algorithms.fa3_fp8 import adapt as adapt_to_fp8
 from algorithms.fa3_tiles import fit_tile, forward_tile
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.in_step import IN_STEP_ITERATIONS
-from algorithms.instruction_counts import fa3_forward_mix
+from algorithms.instruction_counts import InstructionMix, fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile
 from algorithms.kernels_common import registers_at_launch
 from algorithms.passes import build_passes, check_tiles_are_of_forward
@@ -93,8 +93,8 @@ IMPLEMENTATIONS = {
         "cudnn_sm90",
         "fa3",
         frozenset({"wgmma", "tma"}),
-        "kernel names in public profiles (sdpa_sm90_flash_bprop_wgmma, compute_dot_do_o, convert_dq); schedule assumed",
-        passes=("bwd",),
+        "cuDNN 9.19's launches on an H200 (algorithms/kernels_cudnn.py); schedule assumed",
+        passes=("fwd", "bwd", "fwd_bwd"),
     ),
 }
 DEFAULT = "flash_attn_3"
@@ -116,9 +116,16 @@ def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> list:
 
 
 def roles(
-    problem: AttentionProblem, t: Fa3Tile, tensors: dict[str, Tensor], group: int, o_tile, lse_tile
+    problem: AttentionProblem,
+    t: Fa3Tile,
+    tensors: dict[str, Tensor],
+    group: int,
+    o_tile,
+    lse_tile,
+    mix: InstructionMix | None = None,
 ) -> tuple[Role, ...]:
-    """Loader and consumer warpgroups; ``o_tile``/``lse_tile`` map (first row, rows) to where the results go."""
+    """Loader and consumer warpgroups; ``o_tile``/``lse_tile`` map (first row, rows) to where the results go. ``mix``:
+    the kernel's counted instructions, if it is not FA3's."""
     groups, rows = t.num_mma_warpgroups, t.tile_m // t.num_mma_warpgroups
     d, dv, dtype, bc = t.padded_head_dim, t.padded_head_dim_v, problem.dtype, t.tile_n
     scale = softmax_scale(problem)
@@ -138,7 +145,7 @@ def roles(
         source = tile(tensors["V"], kv_head, row, bc, 0, dv)
         return [Acquire(v_pipe), Load(source, v_pipe, via="tma", multicast=t.cluster_m)]
 
-    mix = fa3_forward_mix(d, problem.causal or local, "e4m3" if dtype == "fp8" else dtype)
+    mix = mix or fa3_forward_mix(d, problem.causal or local, "e4m3" if dtype == "fp8" else dtype)
     masked, full, left = var("masked_row"), var("full_row"), var("left_row")
 
     def left_edge(body) -> list:
@@ -360,11 +367,12 @@ def build(
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
     check_tiles_are_of_forward(problem, tiles)
+    forward_of_both = impl if impl.name == kernels_cudnn.NAME else IMPLEMENTATIONS["flash_attn_3"]
     return build_passes(
         problem,
         lambda p: build_forward(p, impl, gpu, hypothetical, tiles=tiles),
         lambda p: build_backward(p, impl, gpu, hypothetical),
-        lambda p: build_forward(p, IMPLEMENTATIONS["flash_attn_3"], gpu, hypothetical, may_pack=False),
+        lambda p: build_forward(p, forward_of_both, gpu, hypothetical, may_pack=False),
     )
 
 
@@ -383,7 +391,14 @@ def build_forward(
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     problem_run = launched_problem(problem)
-    t, packed = forward_tile(problem_run, gpu, tiles, may_pack)
+    mix, notes = None, ()
+    if impl.name == kernels_cudnn.NAME:
+        if problem.head_dim > 128 or tiles is not None:
+            raise UnsupportedError(f"{impl.name}: modelled for head dims up to 128, with its own tile")
+        t, packed = kernels_cudnn.cudnn_forward_tile(problem.head_dim, problem.dtype, problem_run.causal), False
+        mix, notes = kernels_cudnn.cudnn_forward_mix(problem.head_dim, problem_run.causal), (kernels_cudnn.ASSUMPTION,)
+    else:
+        t, packed = forward_tile(problem_run, gpu, tiles, may_pack)
     t = fit_tile(t, problem, gpu, substitutions)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
     before: list[Kernel] = []
@@ -401,6 +416,7 @@ def build_forward(
         group,
         lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, t.padded_head_dim_v),
         lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+        mix,
     )
     if varlen.is_varlen(problem):
         cta = varlen.within_sequence(cta)
@@ -429,6 +445,7 @@ def build_forward(
         {k: tensors[k] for k in "QKV"},
         {k: tensors[k] for k in ("O", "LSE")},
         compulsory_bytes(tensors.values()),
+        notes=notes,
         substitutions=tuple(substitutions),
         attributes={
             "tile": (t.tile_m, t.tile_n),

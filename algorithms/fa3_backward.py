@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms import backward_walks, varlen
+from algorithms import backward_walks, kernels_cudnn, varlen
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, zero_fill
 from algorithms.common import (
     Implementation,
@@ -23,6 +23,7 @@ from algorithms.common import (
 )
 from algorithms.fa3_backward_roles import roles
 from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import BackwardTile, fa3_backward_tile
 from algorithms.kernels_common import registers_at_launch
 from simulator.errors import UnsupportedError
@@ -32,11 +33,6 @@ from simulator.program import Kernel, Program, Tensor, Trip
 
 #: SingleTileLPTBwdScheduler's idea of the L2 (flash_attn/cute/tile_scheduler.py): sizes the sections of heads.
 L2_BYTES_FOR_SECTIONS = 50 * 1024 * 1024
-CUDNN = "cudnn_sm90"
-CUDNN_ASSUMPTION = (
-    "cudnn_sm90: closed source; assumed to follow flash_attn_4_sm90's schedule with 64 queries a block at head dim 128 "
-    "with and without a mask (its kernel is named ..._flash_bprop_wgmma_f16_..._64x64x128) and the same helper kernels"
-)
 
 
 def _order(problem: AttentionProblem, t: BackwardTile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,7 +57,13 @@ def _order(problem: AttentionProblem, t: BackwardTile) -> tuple[np.ndarray, np.n
     return block, flat // p.heads, flat % p.heads
 
 
-def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], gpu: Profile) -> Kernel:
+def _main_kernel(
+    problem: AttentionProblem,
+    t: BackwardTile,
+    tensors: dict[str, Tensor],
+    gpu: Profile,
+    mix: InstructionMix | None = None,
+) -> Kernel:
     p = problem
     by_sequence = varlen.is_varlen(p)
     block, batch, head = _order(p, t)
@@ -87,7 +89,7 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, 
         coords |= {"n_pairs": rows // 2, "n_odd": rows % 2}
         coords["odd_row"] = coords["row0"] + coords["n_pairs"] * (2 * t.tile_m)
         trips = (Trip("n_pairs"), Trip("n_odd"))
-    ctas = roles(p, t, tensors)
+    ctas = roles(p, t, tensors, mix)
     return Kernel(
         "flash_bwd_sm90",
         varlen.within_sequence(ctas) if by_sequence else ctas,
@@ -117,11 +119,15 @@ def build_backward(
         raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes multiples of 8 up to 256")
     grouped = p.group > 1
     notes = []
-    if impl.name == CUDNN:
+    mix = None
+    if impl.name == kernels_cudnn.NAME:
         if p.head_dim > 128:
             raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes head dims up to 128")
-        notes.append(CUDNN_ASSUMPTION)
-    t = fa3_backward_tile(p.head_dim, p.dtype, p.causal or impl.name == CUDNN, p.window is not None, grouped)
+        notes.append(kernels_cudnn.ASSUMPTION)
+        mix = kernels_cudnn.cudnn_backward_mix(p.head_dim, p.causal)
+        t = kernels_cudnn.cudnn_backward_tile(p.head_dim, p.dtype, gqa=grouped)
+    else:
+        t = fa3_backward_tile(p.head_dim, p.dtype, p.causal, p.window is not None, grouped)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"{impl.name}'s backward {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
@@ -180,7 +186,8 @@ def build_backward(
                 helpers[f"bwd_postprocess_{name}"].threads, factor, gpu, 1, t.tile_n * cols * 4, acc_shift,
             )
         )  # fmt: skip
-    main = replace(_main_kernel(p, t, tensors, gpu), in_step_iterations=IN_STEP_ITERATIONS[impl.name, "bwd"])
+    in_step = IN_STEP_ITERATIONS[impl.name, "bwd"]
+    main = replace(_main_kernel(p, t, tensors, gpu, mix), in_step_iterations=in_step)
     return Program(
         "fa3",
         impl.name,

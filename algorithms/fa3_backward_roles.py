@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from algorithms.backward_walks import shift_index
 from algorithms.common import LOG2E, fill, softcap_ops, softmax_scale
+from algorithms.counted import residual_instructions
+from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import BackwardTile
 from simulator.problem import AttentionProblem
 from simulator.program import (
@@ -22,6 +24,7 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
+    Instructions,
     Load,
     Loop,
     Matmul,
@@ -95,9 +98,14 @@ def _row_loops(t: BackwardTile, body) -> list:
 
 
 def _warpgroup(
-    index: int, problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe]
+    index: int,
+    problem: AttentionProblem,
+    t: BackwardTile,
+    tensors: dict[str, Tensor],
+    pipes: dict[str, Pipe],
+    mix: InstructionMix | None,
 ) -> Role:
-    """One of the two MMA warpgroups."""
+    """One of the two MMA warpgroups; ``mix``: its counted instructions, where they were counted."""
     g = Gemms.of(t)
     bm, bn, d, dtype = t.tile_m, t.tile_n, t.padded_head_dim, problem.dtype
     scale = problem.head_dim**-0.5
@@ -193,7 +201,7 @@ def _warpgroup(
             tail = [to_dq, Await("dV"), Release(do), Release(pipes["D"]), to_dk, Await("dQ"), *hand_over, Await("dK")]
         else:
             tail = [to_dk, Await("dV"), Release(do), Release(pipes["D"]), Await("dK")]
-        return [
+        ops = [
             Consume(q),
             Consume(pipes["LSE"]),
             scores[0],
@@ -223,6 +231,13 @@ def _warpgroup(
             Release(q),
             Release(pipes["LSE"]),
         ]
+        if mix is not None:
+            beyond = residual_instructions(ops, mix, s.rows * s.cols)
+            counted = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
+            streams = (f"exp2_lse{suffix}", f"softmax_grad{suffix}")
+            for place in reversed([i for i, op in enumerate(ops) if isinstance(op, Compute) and op.fn in streams]):
+                ops.insert(place + 1, counted)
+        return ops
 
     return Role(
         f"warpgroup{index}",
@@ -312,7 +327,9 @@ def _loader(t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe],
     return Role("loader", [*once, *_row_loops(t, body)], warps=0)
 
 
-def roles(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor]) -> tuple[Role, ...]:
+def roles(
+    problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], mix: InstructionMix | None = None
+) -> tuple[Role, ...]:
     """Loader, dQ writer and both warpgroups of one CTA.
 
     Coordinates: ``q_head``, ``kv_head``, first rows ``key0`` and ``row0`` and, with two buffers of dS, the trips
@@ -327,6 +344,6 @@ def roles(problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor]
         "k": Pipe("k", t.tile_n, d, dtype, 1, GROUPS),
         "v": Pipe("v", t.tile_n, d, dtype, 1, GROUPS),
     }
-    groups = (_warpgroup(i, problem, t, tensors, pipes) for i in range(GROUPS))
+    groups = (_warpgroup(i, problem, t, tensors, pipes, mix) for i in range(GROUPS))
     acc_shift = shift_index(problem)
     return (_loader(t, tensors, pipes, acc_shift), _dq_writer(t, tensors, acc_shift), *groups)

@@ -107,10 +107,13 @@ def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, profile: Profil
 
 
 def simulate_row(row: _Row, profile: Profile, physics: Physics, clock_mhz: float | None):
-    """The :class:`~simulator.result.Result` of one row under trial parameters."""
+    """The :class:`~simulator.result.Result` of one row under trial parameters, at a counted ``clock_mhz`` if given."""
+    from simulator.clock import with_held_clock
     from simulator.simulation import simulate
 
     case = row.case
+    if clock_mhz is not None:
+        physics = with_held_clock(physics)
     return simulate(
         case.algorithm,
         case.problem,
@@ -137,10 +140,11 @@ def clock_of(row: _Row, profile: Profile, physics: Physics) -> Callable[[Physics
     What the launch does to the clock is simulated once, at the counted clock; trial parameters only map it to MHz.
     """
     from simulator.clock import loaded_clock_hz
-    from simulator.simulation import kernel_activity
+    from simulator.simulation import Conditions, kernel_activity
 
     result = simulate_row(row, profile, physics, row.target)
-    activities = [(k.time_us, kernel_activity(k, profile)) for k in result.kernels]
+    calls = Conditions(row.case.conditions.l2_state).calls
+    activities = [(k.time_us, kernel_activity(k, profile, calls)) for k in result.kernels]
     total = sum(time for time, _ in activities)
 
     def clock_mhz(trial: Physics) -> float:

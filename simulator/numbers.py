@@ -19,6 +19,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Fetch,
     Instructions,
     Kernel,
     Load,
@@ -171,7 +172,7 @@ class _RoleRun:
             while cta.semaphores.get(op.name, 0) < 1:
                 yield
             cta.semaphores[op.name] -= 1
-        elif not isinstance(op, Exchange | Instructions):
+        elif not isinstance(op, Exchange | Fetch | Instructions):
             raise TypeError(f"unknown operation {op!r}")
 
     def _load(self, op: Load) -> None:

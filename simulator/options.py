@@ -60,7 +60,9 @@ PROBLEM_OPTIONS: dict[str, tuple[Any, Any]] = {
 CONDITION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "l2_state": _option(str, "cold", "--l2-state", "cold or warm: L2 before the run.", _CONDITIONS),
     "timing": _option(str, "kernel", "--timing", "kernel, graph or eager: launch cost included.", _CONDITIONS),
-    "clock_mhz": _option(float | None, None, "--clock-mhz", "SM clock (default: modelled).", _CONDITIONS),
+    "clock_mhz": _option(
+        float | None, None, "--clock-mhz", "SM clock that is set: an upper bound of the modelled one.", _CONDITIONS
+    ),
     "tiles": _option(
         str | None,
         None,

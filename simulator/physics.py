@@ -96,19 +96,32 @@ class Physics:
         12.0, 0.0, 60.0, "us", "host time from one kernel launch of a framework to the next when the GPU is idle"
     )
     clock_idle_drop: float = _parameter(
-        0.012, 0.0, 0.05, "fraction", "SM clock below its maximum with a single SM at work"
+        0.05, 0.0, 0.7, "headroom", "SM clock below its maximum with a few SMs at work"
     )
-    clock_tensor_step: float = _parameter(
-        0.066, 0.0, 0.15, "fraction", "drop of the SM clock as soon as tensor cores run on all SMs"
+    clock_load_step: float = _parameter(
+        1.0, 0.0, 2.0, "headroom", "drop of the SM clock as soon as tensor cores or HBM are under load"
     )
-    clock_tensor_slope: float = _parameter(
-        0.10, 0.0, 0.4, "fraction", "further drop in proportion to tensor activity, at the fastest path's peak"
+    clock_hbm_load_share: float = _parameter(
+        0.4, 0.1, 1.0, "fraction", "share of HBM bandwidth at which that drop is complete without tensor work"
+    )
+    clock_load_delay_us: float = _parameter(3.0, 0.0, 30.0, "us", "time from a launch's start to that drop")
+    clock_heavy_slope: float = _parameter(
+        2.8, 0.0, 8.0, "headroom", "further drop per tensor (and weighted exponential) activity beyond the threshold"
+    )
+    clock_heavy_threshold: float = _parameter(
+        0.6, 0.2, 1.2, "fraction", "activity up to which the clock stays at the first drop"
+    )
+    clock_exp_weight: float = _parameter(
+        0.4, 0.0, 2.0, "ratio", "what the exponential units' activity counts beside the tensor cores'"
     )
     clock_hbm_slope: float = _parameter(
-        0.03, 0.0, 0.2, "fraction", "drop of the SM clock at full HBM bandwidth relative to its maximum"
+        0.6, 0.0, 2.6, "headroom", "further drop at full HBM bandwidth, beside the first one"
+    )
+    clock_heavy_delay_us: float = _parameter(
+        30.0, 0.0, 150.0, "us", "time from a launch's start to the further drops"
     )
     clock_power_drop: float = _parameter(
-        0.14, 0.0, 0.4, "fraction", "drop of the clock by the board's power limit in long tensor-core launches"
+        1.6, 0.0, 4.0, "headroom", "drop by the board's power limit in long runs, per root of activity"
     )
 
     @classmethod

@@ -169,6 +169,17 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Fetch:
+    """Code that a CTA runs once, as one of ``times`` such pieces of a kernel of ``code_bytes`` (no numerical effect).
+
+    A kernel that the instruction cache holds costs nothing; of a larger one, this code is what has been displaced.
+    """
+
+    code_bytes: int
+    times: int = 1
+
+
+@dataclass(frozen=True)
 class Barrier:
     """All ``parties`` roles meet (``__syncthreads`` or a named barrier)."""
 

@@ -38,6 +38,7 @@ class KernelResult:
     limiter: str
     path: str
     busy: Mapping[str, float] = field(default_factory=dict)
+    compute_dtype: str = "bf16"
 
     def _sum(self, name: str) -> int:
         return sum(getattr(t, name) for t in self.traffic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simulator.accesses import kernel_accesses
-from simulator.clock import Activity, loaded_clock_hz
+from simulator.clock import Activity, loaded_clock_hz, loaded_share
 from simulator.confidence import with_confidence
 from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
 from simulator.errors import InputError, UnsupportedError
@@ -19,13 +19,19 @@ from simulator.result import KernelResult, Result, TensorTraffic
 from simulator.tile_ops import UNITS
 from simulator.traffic import executed_work
 
+#: Calls on the same buffers that a benchmark makes in a row, which is what a warm L2 stands for: the power limit sees
+#: them all (flash-attention's benchmarks: 30).
+WARM_CALLS = 30
 #: Share of the event budget that the search for a launch's clock may use when the launch is too long to replay often.
 CLOCK_BUDGET_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How the call runs: L2 before it, how it is launched, and a fixed SM clock if there is one."""
+    """How the call runs: L2 before it, how it is launched, and the SM clock that is set, if one is.
+
+    A set clock is an upper bound: tensor activity and the power limit lower it all the same.
+    """
 
     l2_state: str = "cold"
     timing: str = "kernel"
@@ -43,6 +49,11 @@ class Conditions:
     def of(cls, l2_state: str, timing: str, clock_mhz: float | None) -> Conditions:
         """The conditions in the units that users give them."""
         return cls(l2_state, timing, clock_mhz * 1e6 if clock_mhz is not None else None)
+
+    @property
+    def calls(self) -> int:
+        """Calls in a row, of which this is one."""
+        return WARM_CALLS if self.l2_state == "warm" else 1
 
 
 def simulate(
@@ -200,11 +211,11 @@ def _run_at_its_clock(
     kernel: Kernel, l2: L2, profile: Profile, physics: Physics, conditions: Conditions, budget: int
 ) -> tuple[KernelRun, float]:
     """Replay at the clock that the launch itself causes: guess, run, and run again only if memory time matters."""
-    if conditions.clock_hz is not None:
-        return run_kernel(kernel, l2, profile, physics, conditions.clock_hz, budget=budget), conditions.clock_hz
-    clock_hz = profile.max_clock_hz * 0.9
+    most_hz = min(profile.max_clock_hz, conditions.clock_hz or profile.max_clock_hz)
+    clock_hz = min(most_hz, profile.max_clock_hz * 0.9)
     before = l2.clone()
-    work = executed_work(kernel)["matmul"]
+    work = executed_work(kernel)
+    slots = profile.num_sms * occupancy(kernel, profile)
     dtype = kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16"
     peak = max((r.get(dtype, 0.0) for r in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
     iterations = int(iterations_of(kernel).sum())
@@ -214,12 +225,14 @@ def _run_at_its_clock(
         seconds = run.cycles / clock_hz
         moved = float(run.traffic[2].sum() + run.traffic[3].sum())
         activity = Activity(
-            tensor_share=work / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0,
+            tensor_share=work["matmul"] / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0,
+            exp_share=_exp_share(work["exp"], run.cycles, profile),
             hbm_share=moved / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
-            active_share=1.0 - run.waits["imbalance"],
+            loaded_share=loaded_share(1.0 - run.waits["imbalance"], kernel.ctas, slots, profile.num_sms),
             seconds=seconds,
+            run_seconds=seconds * conditions.calls,
         )
-        wanted = loaded_clock_hz(profile, physics, activity)
+        wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
         # cycles do not depend on the clock when HBM does not bind
         bound = run.hbm_busy_share >= 0.3
         settled = not bound or abs(wanted - clock_hz) < 0.015 * clock_hz or attempt == 2
@@ -232,18 +245,29 @@ def _run_at_its_clock(
     raise AssertionError("unreachable")
 
 
-def kernel_activity(kernel: KernelResult, profile: Profile) -> Activity:
-    """What a simulated launch does to the clock, read off its result."""
-    peak = max(rates.get("bf16", 0.0) for rates in profile.tensor_flop_per_cycle_per_sm.values())
+def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> Activity:
+    """What a simulated launch does to the clock, read off its result; ``calls`` of it follow each other."""
+    peak = max(rates.get(kernel.compute_dtype, 0.0) for rates in profile.tensor_flop_per_cycle_per_sm.values())
     seconds = kernel.time_us * 1e-6 * (1.0 - kernel.waits["launch"])
     cycles = kernel.cycles * (1.0 - kernel.waits["launch"])
     moved = kernel.hbm_read_bytes + kernel.hbm_write_bytes
     return Activity(
-        tensor_share=kernel.work["matmul"] / (cycles * profile.num_sms * peak) if cycles else 0.0,
+        tensor_share=kernel.work["matmul"] / (cycles * profile.num_sms * peak) if cycles and peak else 0.0,
+        exp_share=_exp_share(kernel.work["exp"], cycles, profile),
         hbm_share=moved / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
-        active_share=1.0 - kernel.waits["imbalance"] / max(1e-9, 1.0 - kernel.waits["launch"]),
+        loaded_share=loaded_share(
+            1.0 - kernel.waits["imbalance"] / max(1e-9, 1.0 - kernel.waits["launch"]),
+            kernel.ctas,
+            profile.num_sms * kernel.ctas_per_sm,
+            profile.num_sms,
+        ),
         seconds=seconds,
+        run_seconds=seconds * calls,
     )
+
+
+def _exp_share(exponentials: float, cycles: float, profile: Profile) -> float:
+    return exponentials / (cycles * profile.num_sms * profile.exp_per_cycle_per_sm) if cycles else 0.0
 
 
 def _kernel_result(
@@ -271,6 +295,7 @@ def _kernel_result(
         max(waits, key=lambda c: waits[c]),
         kernel.path,
         {"l2": run.l2_busy_share, "hbm": run.hbm_busy_share},
+        kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16",
     )
 
 

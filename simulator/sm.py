@@ -17,8 +17,10 @@ from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedL
 
 TICKS_PER_CYCLE = 64
 _PORT_OUT = PIPE_INDEX["port_out"]
-#: What a batch of asynchronous tensor instructions occupies in order of issue: the cores and their register traffic.
+#: What a batch of tensor instructions occupies in order of issue: the cores and their register traffic.
 _BATCHED = (PIPE_INDEX["tensor"], PIPE_INDEX["issue"])
+#: Kinds of operations that are such batches.
+_TENSOR_KINDS = ("matmul", "matmul_async")
 
 
 class _Counter:
@@ -100,15 +102,17 @@ class Sm:
             return None
         return lambda start, end, stream: self.observer(name, start, end, stream)
 
-    def execute(self, stream: str, work, latency: int, in_order: bool = False) -> _Pending:
+    def execute(self, stream: str, work, latency: int, kind: str = "work") -> _Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
-        ``in_order``: the tensor cores take asynchronous batches (wgmma) one after another in the order of issue,
-        whoever issued them; everything else is interleaved with other streams instruction by instruction.
+        Tensor instructions (``kind`` matmul, matmul_async) run one batch after another in the order of issue, whoever
+        issued them (schedulers go on with the warp that they have); everything else is interleaved with other streams
+        instruction by instruction.
         """
         pending = _Pending(self.env, len(work), latency, None if work else self.env.now)
+        in_order = _BATCHED if kind in _TENSOR_KINDS else ()
         for pipe, ticks in work:
-            queue = "batches" if in_order and pipe in _BATCHED else stream
+            queue = "batches" if pipe in in_order else stream
             self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
         return pending
 
@@ -198,8 +202,8 @@ class _RoleProcess:
                         self._mark(False)
                 continue
             kind, start = op.kind, env.now
-            if kind == "work":
-                pending = sm.execute(self.label, op.work, op.latency)
+            if kind == "work" or kind == "matmul":
+                pending = sm.execute(self.label, op.work, op.latency, kind)
                 if pending.done_at is None:
                     pending.event = env.event()
                     yield pending.event
@@ -216,7 +220,7 @@ class _RoleProcess:
             elif kind == "release":
                 self._release(op.key)
             elif kind == "matmul_async":
-                self.tokens[op.key] = sm.execute(self.label, op.work, op.latency, in_order=True)
+                self.tokens[op.key] = sm.execute(self.label, op.work, op.latency, kind)
             elif kind == "await":
                 pending = self.tokens.get(op.key)
                 if pending is not None and pending.done_at is None:
@@ -274,7 +278,7 @@ class _RoleProcess:
                     cause = "memory"
                 self.waited[cause] += env.now - start
                 if sm.observer is not None:
-                    sm.observer("role:" + self.label, start, env.now, kind if kind != "work" else cause)
+                    sm.observer("role:" + self.label, start, env.now, cause if kind in ("work", "matmul") else kind)
 
     def _release(self, key: str) -> None:
         cta = self.cta

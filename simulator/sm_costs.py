@@ -18,6 +18,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Fetch,
     Index,
     Instructions,
     Kernel,
@@ -40,6 +41,14 @@ PIPES = ("tensor", "exp", "fp32", "alu", "issue", "smem", "port", "port_out")
 TRANSFER_PIPES = ("port", "port_out")
 #: FLOP a cycle and SM that the register ports allow mma.sync (H200, micro_run1.csv mma_sync_bf16; the same elsewhere).
 MMA_SYNC_PORT_FLOP = 2550.0
+#: Cycles from one mma.sync m16n8k16 to the next one that adds to the same accumulator, where no other one of the
+#: warp hides it (H200: 25.0 with one accumulator, 12.8 with two, 6.5 with four).
+MMA_SYNC_CHAIN_CYCLES = 25.0
+#: Code that an SM holds near its schedulers, and the pace at which a warp gets code that is not there. H200, counters
+#: of FA2 launches: kernels of 48 to 73 KB miss 2 to 6 KB a warp, those of 110 to 117 KB 40 to 63 KB; a request for 80
+#: bytes that misses costs its warp 28 cycles.
+INSTRUCTION_CACHE_BYTES = 72 << 10
+FETCH_CYCLES_PER_BYTE = 28 / 80
 #: Parts of an operation below this share of its longest part hide in it and cost no event of their own.
 NEGLIGIBLE_SHARE = 0.05
 PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
@@ -211,12 +220,17 @@ def _compile_op(op, warps: int, spec: SmSpec):
         work = _matmul_work(op, warps, spec)
         if op.token is not None:
             return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause="tensor")
-        return Timed("work", tuple(work), spec.matmul_latency, cause="tensor")
+        k = op.mnk[2] / (warps if op.split == "inner" else 1)
+        chain = 0.0 if spec.is_wgmma else k / 16 * MMA_SYNC_CHAIN_CYCLES
+        return Timed("matmul", tuple(work), spec.matmul_latency, chain, cause="tensor")
     if isinstance(op, Await):
         return Timed("await", key=op.token, cause="tensor")
     if isinstance(op, Exchange):
         cycles = (op.bytes_written + op.bytes_read) / spec.smem_bytes
         return Timed("work", ((PIPE_INDEX["smem"], cycles),), spec.barrier_latency, cause="smem")
+    if isinstance(op, Fetch):
+        missing = max(0, op.code_bytes - INSTRUCTION_CACHE_BYTES) / op.times
+        return Timed("work", (), missing * FETCH_CYCLES_PER_BYTE)
     if isinstance(op, Barrier):
         return Timed("barrier", key=op.name, number=op.parties, latency=spec.barrier_latency)
     if isinstance(op, Wait):
@@ -260,7 +274,7 @@ def compile_ops(ops, warps: int, spec: SmSpec) -> tuple:
 
 
 def _without_negligible(op):
-    if isinstance(op, TimedLoop) or op.kind not in ("work", "matmul_async"):
+    if isinstance(op, TimedLoop) or op.kind not in ("work", "matmul", "matmul_async"):
         return op
     longest = max((cycles for _, cycles in op.work), default=0.0)
     return replace(op, work=tuple(part for part in op.work if part[1] > NEGLIGIBLE_SHARE * longest))
