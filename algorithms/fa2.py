@@ -31,6 +31,7 @@ from algorithms.common import (
 )
 from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.fa2_backward import build_backward
+from algorithms.fa2_code import code_bytes, is_uneven, unrolled_blocks
 from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_forward_counts
@@ -77,7 +78,6 @@ IMPLEMENTATIONS = {
     ),
 }
 DEFAULT = "torch_flash"
-BYTES_OF_INSTRUCTION = 16
 #: Operations that the counted kernels did not execute in (most of) their iterations.
 _MASKS = frozenset({"mask", "mask_window"})
 _BESIDE_COUNTS = _MASKS | {"dropout", "softcap"}
@@ -140,29 +140,6 @@ def holds_as_much(t: Fa2Tile, problem: AttentionProblem, gpu: Profile) -> bool:
     own = shipped_tile(problem, gpu)
     held, kept = (fa2_accumulators(x.tile_m, x.tile_n, x.num_warps, x.padded_head_dim) for x in (t, own))
     return held >= kept
-
-
-def is_uneven(problem: AttentionProblem, t: Fa2Tile) -> bool:
-    """Whether the kernel that checks bounds runs (flash_fwd_launch_template.h, IsEvenMNConst)."""
-    whole = problem.seqlen_q % t.tile_m == 0 and problem.seqlen_k % t.tile_n == 0 and problem.seqlens_k is None
-    return not whole or problem.window is not None or t.padded_head_dim > 128 or problem.head_dim != t.padded_head_dim
-
-
-def unrolled_blocks(problem: AttentionProblem, t: Fa2Tile) -> int:
-    """Key blocks whose code the kernel repeats ahead of its loop, masked (flash_fwd_kernel.h, n_masking_steps)."""
-    if not problem.causal and problem.window is None:
-        return 1
-    return ceil_div(t.tile_m, t.tile_n) + is_uneven(problem, t)
-
-
-def code_bytes(problem: AttentionProblem, t: Fa2Tile, split: bool) -> int:
-    """Size of the kernel's code by the instructions counted in its loop, its masked blocks and around them."""
-    counts = fa2_forward_counts(t.padded_head_dim, split)
-    masked = counts.masked_uneven if is_uneven(problem, t) else counts.masked if problem.causal else 0.0
-    elements = t.tile_m * t.tile_n / t.threads
-    in_loop = 3.0 if problem.window is not None else 0.0
-    blocks = counts.mix.issue + in_loop + unrolled_blocks(problem, t) * (counts.mix.issue + masked)
-    return round(BYTES_OF_INSTRUCTION * (blocks * elements + counts.around))
 
 
 def roles(
