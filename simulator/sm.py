@@ -1,8 +1,8 @@
 """The time reading inside one SM: simpy processes that contend for the SM's pipes.
 
-One process per role of every resident CTA. Execution pipes are shared equally by the roles that have work for
-them (:mod:`simulator.shared_pipe`); transfers over the SM's ports are served in order of arrival, so their
-completion is known when they are made. Time is integer ticks.
+One process per role of every resident CTA. Execution pipes serve the roles in order of arrival, the SMEM port and
+the issue slots equally (:mod:`simulator.shared_pipe`); transfers over the SM's ports are served in order of arrival
+too, so their completion is known when they are made. Time is integer ticks.
 
 :mod:`simulator.sm_timing` turns runs of it into a CTA's time as a function of the memory latency it is granted.
 """
@@ -17,9 +17,10 @@ from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedL
 
 TICKS_PER_CYCLE = 64
 _PORT_OUT = PIPE_INDEX["port_out"]
-#: What a batch of tensor instructions occupies in order of issue: the cores and their register traffic.
-_BATCHED = (PIPE_INDEX["tensor"], PIPE_INDEX["issue"])
-#: Kinds of operations that are such batches.
+#: Pipes that serve roles in order of arrival: schedulers go on with the warps that they have, so that roles with equal
+#: work fall out of step. The SMEM port and, but for tensor instructions, the issue slots are shared equally.
+_IN_ORDER = tuple(PIPE_INDEX[name] for name in ("tensor", "exp", "fp32", "alu"))
+_IN_ORDER_TENSOR = (*_IN_ORDER, PIPE_INDEX["issue"])
 _TENSOR_KINDS = ("matmul", "matmul_async")
 
 
@@ -105,12 +106,10 @@ class Sm:
     def execute(self, stream: str, work, latency: int, kind: str = "work") -> _Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
-        Tensor instructions (``kind`` matmul, matmul_async) run one batch after another in the order of issue, whoever
-        issued them (schedulers go on with the warp that they have); everything else is interleaved with other streams
-        instruction by instruction.
+        ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
         """
         pending = _Pending(self.env, len(work), latency, None if work else self.env.now)
-        in_order = _BATCHED if kind in _TENSOR_KINDS else ()
+        in_order = _IN_ORDER_TENSOR if kind in _TENSOR_KINDS else _IN_ORDER
         for pipe, ticks in work:
             queue = "batches" if pipe in in_order else stream
             self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)

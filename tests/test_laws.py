@@ -26,7 +26,8 @@ from simulator.traffic import sm_traffic
 ALGORITHMS = list(MODULES)
 BASES = {name: load_profile(name) for name in ("a100_sxm4_80gb", "h100_sxm", "h200_sxm", "b200")}
 GPU = BASES["h200_sxm"]
-CLOCK_MHZ = 1500
+#: Below what load leaves of any of these GPUs' clocks: a set clock is an upper bound.
+CLOCK_MHZ = 1300
 
 #: Hardware parameters that may be scaled at a fixed schedule, and by which factor they improve.
 RATES = {

@@ -111,7 +111,9 @@ def test_varlen_is_faster_than_padding_and_equal_lengths_cost_the_same(algorithm
     assert ragged.flops < 0.3 * whole.flops
     equal = problem.with_(seqlen_q=2048, seqlen_k=2048, seqlens_q=(2048,) * 4, seqlens_k=(2048,) * 4)
     ragged, whole = (simulate(algorithm, p, GPU).time_us for p in (equal, padded(equal)))
-    assert ragged == pytest.approx(whole, rel=0.12)
+    # FA2's kernel for lengths by sequence checks bounds: more masked blocks and more code (H200: 2049 tokens cost 20 %
+    # more than 2048)
+    assert 0.95 * whole < ragged < {"fa2": 1.25, "fa3": 1.12}[algorithm] * whole
 
 
 def test_many_short_sequences():
