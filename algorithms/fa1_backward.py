@@ -16,7 +16,9 @@ import numpy as np
 
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
 from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
+from algorithms.counted import residual_instructions
 from algorithms.fa1_schedule import KINDS, Schedule, work_tiles
+from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import ctas_per_sm, round_head_dim
 from algorithms.kernels_fa1 import FA1_HEAD_DIMS
 from algorithms.standard import expand_heads
@@ -31,6 +33,7 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -176,6 +179,13 @@ def _roles(
             Matmul(dk, ds, pipes["Q"], transpose_a=True, accumulate=True),
             *(Release(pipes[name]) for name in used(first)),
         ]
+        # this kernel was not counted: FlashAttention-2's, which computes the same, stands for it
+        counted = [op for op in body if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
+        beyond = residual_instructions(counted, fa2_backward_counts(d).mix, br * bc)
+        half = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
+        streams = ("exp_lse", "softmax_grad", "softmax_grad_dropout")
+        for place in reversed([i for i, op in enumerate(body) if isinstance(op, Compute) and op.fn in streams]):
+            body.insert(place + 1, half)
         return Loop("i", var(trip), body)
 
     kv = (key_row, bc, 0, d)

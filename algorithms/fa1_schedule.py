@@ -80,7 +80,9 @@ def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -
         raise UnsupportedError(f"{implementation}: {shape[6]} bytes of SMEM a CTA do not fit {gpu.name}")
     # no more slots than CTAs, so that an SM's CTAs are those that the launch has
     launched = problem.batch * problem.heads * shape[4]
-    mix = MEASURED_MIX.get((shape[2], problem.causal)) if implementation == "flash_attn_1_paper" else None
+    # the package's kernel was not counted: the same mathematics on the same tiles in Triton stands for it
+    counted = implementation in ("flash_attn_1", "flash_attn_1_paper")
+    mix = MEASURED_MIX.get((shape[2], problem.causal)) if counted else None
     return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix)
 
 
