@@ -24,17 +24,30 @@ def is_uneven(problem: AttentionProblem, t: Fa2Tile) -> bool:
 
 
 def unrolled_blocks(problem: AttentionProblem, t: Fa2Tile) -> int:
-    """Key blocks whose code the kernel repeats ahead of its loop, masked (flash_fwd_kernel.h, n_masking_steps)."""
+    """Key blocks whose code the kernel repeats ahead of its loop, masked (flash_fwd_kernel.h, n_masking_steps), and
+    that some CTA walks."""
     if not problem.causal and problem.window is None:
         return 1
-    return ceil_div(t.tile_m, t.tile_n) + is_uneven(problem, t)
+    return min(longest_walk(problem, t), ceil_div(t.tile_m, t.tile_n) + is_uneven(problem, t))
+
+
+def longest_walk(problem: AttentionProblem, t: Fa2Tile) -> int:
+    """The most key blocks that a CTA walks."""
+    keys = problem.seqlen_k
+    if problem.window is not None:
+        left, right = problem.sides
+        seen = (keys if left < 0 else left) + (keys if right < 0 else right) + t.tile_m
+        keys = min(keys, seen)
+    return ceil_div(keys, t.tile_n)
 
 
 def code_bytes(problem: AttentionProblem, t: Fa2Tile, split: bool) -> int:
-    """Size of the kernel's code by the instructions counted in its loop, its masked blocks and around them."""
+    """Size of the code that a launch runs, by the instructions counted in its loop, masked blocks and around them."""
     counts = fa2_forward_counts(t.padded_head_dim, split)
     masked = counts.masked_uneven if is_uneven(problem, t) else counts.masked if problem.causal else 0.0
     elements = t.tile_m * t.tile_n / t.threads
-    in_loop = _WINDOW_MASK if problem.window is not None else 0.0
-    blocks = counts.mix.issue + in_loop + unrolled_blocks(problem, t) * (counts.mix.issue + masked)
+    unrolled = unrolled_blocks(problem, t)
+    blocks = unrolled * (counts.mix.issue + masked)
+    if longest_walk(problem, t) > unrolled:
+        blocks += counts.mix.issue + (_WINDOW_MASK if problem.window is not None else 0.0)
     return round(BYTES_OF_INSTRUCTION * (blocks * elements + counts.around))

@@ -51,10 +51,10 @@ STAGES: tuple[Stage, ...] = (
             "clock_heavy_delay_us",
             "clock_power_drop",
         ),
-        _family("", "fa1 fa2 fa3 flash_decoding", "fwd bwd"),
+        _family("", "", "fwd bwd"),
         "clock",
         "counted cycles over time of single launches",
-        300,
+        400,
     ),
     Stage(
         "latencies",
@@ -87,9 +87,10 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "memory",
         ("memory_latency_factor", "hbm_read_efficiency", "next_kernel_ramp_us"),
-        _family("decode|wave", "flash_decoding fa3"),
+        _family("decode|wave|standard|bwd_torch_eager", "flash_decoding fa3 standard", "fwd bwd"),
         "time_at_clock",
-        "launches that HBM binds: decode with and without splits, waves of one query tile",
+        "launches that HBM binds: decode, waves of one query tile, unfused attention's row kernels",
+        48,
     ),
     Stage(
         "l2 capacity",

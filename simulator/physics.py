@@ -102,7 +102,7 @@ class Physics:
         1.0, 0.0, 2.0, "headroom", "drop of the SM clock as soon as tensor cores or HBM are under load"
     )
     clock_hbm_load_share: float = _parameter(
-        0.4, 0.1, 1.0, "fraction", "share of HBM bandwidth at which that drop is complete without tensor work"
+        1.0, 0.1, 8.0, "fraction", "share of HBM bandwidth at which that drop is complete without tensor work"
     )
     clock_load_delay_us: float = _parameter(3.0, 0.0, 30.0, "us", "time from a launch's start to that drop")
     clock_heavy_slope: float = _parameter(

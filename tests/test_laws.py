@@ -295,8 +295,8 @@ def test_a_warm_l2_reads_no_more_than_a_cold_one(problem):
 
 # Monotonicity --------------------------------------------------------------------------------------------------------
 #: Arbitration may cost 1 %. Two effects go beyond it, in few designs. List scheduling of unequal CTAs (FA2's causal
-#: grid) has Graham's anomalies: a CTA that ends earlier moves a long one to another slot. And warpgroups that share
-#: pipes equally have two steady states, in step or out of step; a faster unit may tip them into the slower one.
+#: grid) has Graham's anomalies: a CTA that ends earlier moves a long one to another slot. And warpgroups that take
+#: turns at pipes have several steady states; a faster unit may tip them into a slower one.
 ARBITRATION = 1.01
 MOST_ANOMALIES = 0.12
 WORST_ANOMALY = 1.25
