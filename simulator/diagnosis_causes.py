@@ -105,5 +105,5 @@ def _power_capped_mhz(expected: Result, profile: Profile) -> float:
 
     longest = max(expected.kernels, key=lambda kernel: kernel.time_us)
     physics = Physics.from_calibration(profile.calibration_parameters)
-    activity = replace(kernel_activity(longest, profile), seconds=_SETTLED_S)
+    activity = replace(kernel_activity(longest, profile), run_seconds=_SETTLED_S)
     return loaded_clock_hz(profile, physics, activity) / 1e6

@@ -51,7 +51,7 @@ def ceiling_rows(profile: Profile) -> list[Row]:
     from simulator.physics import Physics
 
     physics = Physics.from_calibration(profile.calibration_parameters)
-    loaded = loaded_clock_hz(profile, physics, Activity(1.0, 0.0, 1.0, 0.0))
+    loaded = loaded_clock_hz(profile, physics, Activity(1.0, 0.0, 0.0, 1.0, 1e-3, 1e-3))
     smem = profile.smem_bandwidth_bytes_per_cycle_per_sm * profile.num_sms
     bandwidths = {
         "HBM": (profile.hbm_bandwidth_bytes_per_s, profile.hbm_sustained_read_bytes_per_s),
