@@ -20,6 +20,7 @@ from simulator.program import (
     Kernel,
     Load,
     Loop,
+    Op,
     Role,
     Store,
     Tensor,
@@ -107,7 +108,7 @@ def dot_do_o(
     do, o = Buffer("dO", tile_m, cols, dtype), Buffer("O", tile_m, cols, dtype)
     d = Buffer("D", tile_m)
     head, row = var("q_head"), var("row0")
-    ops = [
+    ops: list[Op] = [
         Load(tile(tensors["dO"], head, row, tile_m, 0, cols), do, token="dO"),
         Load(tile(tensors["O"], head, row, tile_m, 0, cols), o, token="O"),
     ]

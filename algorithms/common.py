@@ -206,8 +206,8 @@ def key_coordinates(row_blocks: int, tile_n: int, key_loop: Callable[[int], obje
     """Loop coordinates by row block (:func:`walk_coordinates`)."""
     loops = [key_loop(block) for block in range(row_blocks)]
     names = ("first", "last", "masked", "left")
-    parts = (np.array([getattr(loop, name) for loop in loops], np.int64) for name in names)
-    return walk_coordinates(*parts, tile_n)
+    first, last, masked, left = (np.array([getattr(loop, name) for loop in loops], np.int64) for name in names)
+    return walk_coordinates(first, last, masked, left, tile_n)
 
 
 def walk_coordinates(

@@ -59,7 +59,8 @@ class LoopTable:
                     loop = key_loop(length, block, split, splits(length))
                     for part, value in zip(parts, (loop.first, loop.last, loop.masked, loop.left), strict=True):
                         part[i, block, split] = value
-        return cls(distinct, *parts, tile_n, rows)
+        first, last, masked, left = parts
+        return cls(distinct, first, last, masked, left, tile_n, rows)
 
     def coordinates(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> dict[str, np.ndarray]:
         """Loop coordinates of each CTA. An empty loop points behind the last row of K, where nothing is read."""

@@ -89,6 +89,7 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     packed_blocks = ceil_div(p.seqlen_q * p.group, t.tile_m)
     loaded = capacity
     if local:
+        assert p.window is not None
         left, right = p.window
         left, right = (left if left >= 0 else p.seqlen_k - 1), (right if right >= 0 else p.seqlen_q - 1)
         loaded = min(capacity, left + right + 1 + t.tile_m)

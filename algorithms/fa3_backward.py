@@ -84,7 +84,8 @@ def _main_kernel(
         coords["acc_shift"] = backward_walks.shifts(p, t.tile_m)[batch]
         coords["acc_key_shift"] = backward_walks.shifts(p, t.tile_n, of_keys=True)[batch]
     if t.pds_stages == 1:
-        coords["n_rows"], trips = rows, (Trip("n_rows"),)
+        coords["n_rows"] = rows
+        trips: tuple[Trip, ...] = (Trip("n_rows"),)
     else:
         coords |= {"n_pairs": rows // 2, "n_odd": rows % 2}
         coords["odd_row"] = coords["row0"] + coords["n_pairs"] * (2 * t.tile_m)

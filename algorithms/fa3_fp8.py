@@ -41,7 +41,7 @@ TILE_OPS["byte_permute"] = TileOp(lambda a, p: a[0], {"alu": 0.25})
 
 def _with_pipe(op, pipe: Pipe):
     """``op`` with ``pipe`` in place of the one of that name."""
-    changes = {}
+    changes: dict[str, Pipe | View] = {}
     for f in fields(op):
         value = getattr(op, f.name)
         if isinstance(value, Pipe) and value.name == pipe.name:

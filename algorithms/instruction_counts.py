@@ -130,7 +130,8 @@ def _between(table: dict[int, InstructionMix], head_dim: int) -> InstructionMix:
     t = (head_dim - low) / (high - low)
     names = ("issue", "fma", "alu", "xu", "lsu", "tensor")
     values = (getattr(table[low], n) + t * (getattr(table[high], n) - getattr(table[low], n)) for n in names)
-    return InstructionMix(*values, source=f"{COUNTED_ON}; between head dims {low} and {high}")
+    issue, fma, alu, xu, lsu, tensor = values
+    return InstructionMix(issue, fma, alu, xu, lsu, tensor, source=f"{COUNTED_ON}; between head dims {low} and {high}")
 
 
 def _nearest(table: dict[int, TileCounts], head_dim: int) -> TileCounts:

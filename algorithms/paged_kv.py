@@ -39,6 +39,7 @@ class PagedCache:
     @classmethod
     def of(cls, problem: AttentionProblem, tile_n: int, gather: bool) -> PagedCache:
         """The table of ``problem`` (one row of entries a sequence) read by a kernel of ``tile_n`` keys a block."""
+        assert problem.page_size is not None
         pages = ceil_div(problem.seqlen_k, problem.page_size)
         table = Tensor("page_table", problem.batch, pages, 1, "int32", "input", _ENTRIES_PER_LINE)
         return cls(table, problem.page_size, tile_n, gather)

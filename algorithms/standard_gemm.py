@@ -161,7 +161,7 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         consumers = [(Loop("t", var("n_tiles"), ops),) for ops in consumers]
         column, head = grid_indices(col_tiles, heads)
         block = np.zeros_like(column)
-        trips = (Trip("n_tiles"), Trip("n_k", outer="n_tiles"))
+        trips: tuple[Trip, ...] = (Trip("n_tiles"), Trip("n_k", outer="n_tiles"))
     else:
         block, column, head = grid_indices(row_tiles, col_tiles, heads)
         trips = (Trip("n_k"),)

@@ -52,7 +52,7 @@ def candidates(algorithm: str) -> list[TileChoice]:
     """Every choice worth a look on some GPU; which of them are legal is for the algorithm's ``forward_tile`` to say."""
     if algorithm == "fa2":
         shapes = [(m, w) for w in (1, 2, 4) for m in (64 * w, 128 * w)]
-        stages = (1, 2, 3)
+        stages: tuple[int, ...] = (1, 2, 3)
     elif algorithm == "fa3":
         shapes = [(m, w) for w in (1, 2, 3, 4) for m in (64 * w, 128 * w)]
         stages = (1, 2, 3, 4)

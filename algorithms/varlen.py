@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def within_sequence(roles: tuple[Role, ...]) -> tuple[Role, ...]:
     def change(op):
         if not isinstance(op, Compute) or not op.fn.startswith(("mask", "dropout")):
             return (op,)
-        params = dict(op.params)
+        params: dict[str, Any] = dict(op.params)
         params |= {"row": params["row"] - var("q_offset"), "col": params["col"] - var("k_offset")}
         if op.fn.startswith("mask"):
             params |= {"seqlen_k": var("seqlen_k"), "shift": var("shift")}

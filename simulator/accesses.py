@@ -36,11 +36,11 @@ def _role_accesses(role: Role) -> list[Access]:
                 place = op.source if isinstance(op, Load) else op.into
                 outside = "epilogue" if seen_loop[0] else "prologue"
                 position = "loop" if loops else outside
-                write = isinstance(op, Store)
-                if not write and op.multicast > 1:
+                if isinstance(op, Load) and op.multicast > 1:
                     share = -(-place.rows // op.multicast)
                     place = replace(place, row=place.row + var("cluster_rank") * share, rows=share)
-                found.append(Access(place, write, write and op.accumulate, loops, position))
+                write = isinstance(op, Store)
+                found.append(Access(place, write, isinstance(op, Store) and op.accumulate, loops, position))
 
     walk(role.ops, (), [False])
     return found

@@ -96,6 +96,7 @@ def _plain(node: yaml.Node) -> Any:
         return {key.value: _plain(child) for key, child in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(child) for child in node.value]
+    assert isinstance(node, yaml.ScalarNode)
     return scalar(node)
 
 
@@ -111,6 +112,7 @@ def write_calibration(path: str | Path, section: Mapping[str, Any]) -> None:
     text = yaml.safe_dump({"calibration": _builtin(section)}, sort_keys=False, allow_unicode=True, width=110)
     new = "".join(_with_section(root, lines, text))
     node = yaml.compose(new)
+    assert node is not None
     keys = {key.value: child for key, child in node.value}
     parse_calibration(str(path), keys["calibration"])
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core import config
+import numba.core.config
+
+#: Numba's settings, which it makes from the environment (its stubs do not know them).
+_config: Any = numba.core.config
 
 #: Files whose functions are compiled; an edit of any of them compiles all of them anew.
 SOURCES = ("compiled.py", "l2_blocks.py", "replay.py")
@@ -29,11 +32,13 @@ def sources_digest() -> str:
 
 def cache_folder() -> Path:
     """Where machine code is kept: under ``NUMBA_CACHE_DIR``, or else beside Python's own compiled files."""
-    base = Path(config.CACHE_DIR) if config.CACHE_DIR else Path(__file__).with_name("__pycache__")
+    base = Path(_config.CACHE_DIR) if _config.CACHE_DIR else Path(__file__).with_name("__pycache__")
     return base / f"iosim-{sources_digest()}"
 
 
 _FOLDER = str(cache_folder())
+#: Numba's stubs know neither ``_nrt`` nor that this decorator takes a plain function.
+_njit: Any = numba.njit
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +46,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Its machine code is kept in :func:`cache_folder`; where that cannot be written, where Numba would keep it.
     """
-    before = config.CACHE_DIR
-    config.CACHE_DIR = _FOLDER
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = _FOLDER
     try:
-        return numba.njit(cache=True, error_model="numpy", _nrt=False)(function)
+        return _njit(cache=True, error_model="numpy", _nrt=False)(function)
     finally:
-        config.CACHE_DIR = before
+        _config.CACHE_DIR = before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -181,7 +182,7 @@ def _read_mapping(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return values, lines
 
 
-def _fail(path: Path, lines: dict[str, int], error: dict[str, Any]) -> NoReturn:
+def _fail(path: Path, lines: dict[str, int], error: Mapping[str, Any]) -> NoReturn:
     """One line for pydantic's first complaint."""
     if error["type"] == "value_error":
         # A check across keys (or of a count): its message starts with the key that is wrong.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.problem import DTYPE_BYTES
 
@@ -38,7 +39,7 @@ class Index:
     def __sub__(self, other: Index | int) -> Index:
         return self + (-as_index(other))
 
-    def at(self, env: Mapping[str, int]):
+    def at(self, env: Mapping[str, Any]) -> Any:
         """The value in ``env`` (numbers or NumPy arrays by variable name)."""
         value = self.const
         for name, coefficient in self.terms:

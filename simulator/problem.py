@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from simulator.errors import InputError, did_you_mean
 
@@ -16,6 +17,8 @@ MOST = 2**31 - 1
 #: Launches with more CTAs are refused: each costs about 1.3 kB and 40 µs, and the GPU repeats itself long before.
 MOST_CTAS = 2_000_000
 TIMINGS = ("kernel", "graph", "eager")
+#: Default of a size of K or V, replaced by the queries' own: a finished problem has whole numbers only.
+_AS_QUERIES = cast(int, None)
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,11 @@ class AttentionProblem:
 
     batch: int = 1
     heads: int = 1
-    kv_heads: int | None = None
+    kv_heads: int = _AS_QUERIES
     seqlen_q: int = 1024
-    seqlen_k: int | None = None
+    seqlen_k: int = _AS_QUERIES
     head_dim: int = 128
-    head_dim_v: int | None = None
+    head_dim_v: int = _AS_QUERIES
     dtype: str = "bf16"
     causal: bool = False
     pass_: str = "fwd"
@@ -50,6 +53,32 @@ class AttentionProblem:
     deterministic: bool = False
     seqlens_q: tuple[int, ...] | None = None
     seqlens_k: tuple[int, ...] | None = None
+
+    if TYPE_CHECKING:
+        # what the generated constructor takes: None where a size follows the queries'
+        def __init__(
+            self,
+            batch: int = 1,
+            heads: int = 1,
+            kv_heads: int | None = None,
+            seqlen_q: int = 1024,
+            seqlen_k: int | None = None,
+            head_dim: int = 128,
+            head_dim_v: int | None = None,
+            dtype: str = "bf16",
+            causal: bool = False,
+            pass_: str = "fwd",
+            window: tuple[int, int] | None = None,
+            mask: str | None = None,
+            dropout: float = 0.0,
+            softcap: float = 0.0,
+            num_splits: int | None = None,
+            page_size: int | None = None,
+            kv_capacity: int | None = None,
+            deterministic: bool = False,
+            seqlens_q: tuple[int, ...] | None = None,
+            seqlens_k: tuple[int, ...] | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -134,7 +163,7 @@ class AttentionProblem:
         forward = 2 * self.heads * self.unmasked_pairs() * (self.head_dim + self.head_dim_v)
         return {"fwd": forward, "bwd": forward * 5 // 2, "fwd_bwd": forward * 7 // 2}[self.pass_]
 
-    def with_(self, **changes) -> AttentionProblem:
+    def with_(self, **changes: Any) -> AttentionProblem:
         """A copy with some fields changed."""
         return replace(self, **changes)
 

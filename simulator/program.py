@@ -11,8 +11,9 @@ The three readings are :mod:`simulator.numbers` (NumPy executes the tiles), :mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -207,7 +208,7 @@ class Loop:
 
     var: str
     count: Index
-    body: tuple
+    body: Sequence[Any]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", as_index(self.count))
@@ -241,7 +242,7 @@ class Role:
     """
 
     name: str
-    ops: tuple
+    ops: Sequence[Any]
     warps: int = 4
     issue_interval_cycles: float = 0.0
 
@@ -340,7 +341,7 @@ class Program:
     live_bytes: int
     notes: tuple[str, ...] = ()
     substitutions: tuple[str, ...] = ()
-    attributes: Mapping[str, object] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, Tensor]:

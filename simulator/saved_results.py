@@ -82,6 +82,9 @@ def result_from(data: Mapping[str, Any]) -> Result:
             raise TypeError(f"{name} is not a list")
     texts = {name: tuple(data.get(name, ())) for name in ("warnings", "notes", "substitutions")}
     known = _known(Result, data) | texts
+    for name in ("algorithm", "implementation", "gpu", "limiter"):
+        if not isinstance(known.get(name), str):
+            raise TypeError(f"{name} is not a text")
     known["problem"] = AttentionProblem(**_known(AttentionProblem, problem))
     known["kernels"] = tuple(kernels)
     return Result(**known)

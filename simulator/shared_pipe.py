@@ -61,6 +61,7 @@ class SharedPipe:
     def _only_is_done(self, event: Alarm) -> None:
         if event is not self._alarm:
             return
+        assert self._only is not None
         stream, _, done, label = self._only
         self._only = None
         if self._observer is not None:
@@ -69,6 +70,7 @@ class SharedPipe:
 
     def _share(self) -> None:
         """Put the job that was alone among those that share."""
+        assert self._only is not None and self._alarm is not None
         stream, work, done, label = self._only
         self._only = None
         self._queues[stream] = deque(((work, done, label),))

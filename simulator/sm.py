@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simpy.events import Event
+
 from simulator.event_loop import EventLoop
 from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop
@@ -30,7 +32,8 @@ class _Counter:
     __slots__ = ("env", "value", "waiters")
 
     def __init__(self, env: EventLoop, value: int = 0):
-        self.env, self.value, self.waiters = env, value, []
+        self.env, self.value = env, value
+        self.waiters: list[tuple[int, Event]] = []
 
     def add(self, amount: int = 1) -> None:
         self.value += amount
@@ -53,7 +56,8 @@ class _Semaphore:
     __slots__ = ("env", "units", "waiters")
 
     def __init__(self, env: EventLoop, units: int):
-        self.env, self.units, self.waiters = env, units, []
+        self.env, self.units = env, units
+        self.waiters: list[Event] = []
 
     def take(self):
         if self.units > 0:

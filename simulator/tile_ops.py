@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ UNITS = ("fma", "alu", "exp", "convert", "issue")
 class TileOp:
     """``compute(args, params) -> array`` and the lane-operations per element and per row that it issues."""
 
-    compute: Callable[[tuple[np.ndarray, ...], Mapping[str, object]], np.ndarray]
+    compute: Callable[[tuple[np.ndarray, ...], Mapping[str, Any]], np.ndarray]
     work: Mapping[str, float] = field(default_factory=dict)
     work_per_row: Mapping[str, float] = field(default_factory=dict)
 
@@ -130,7 +131,7 @@ TILE_OPS: dict[str, TileOp] = {
     # its derivative, 1 - tanh^2
     "softcap_slope": TileOp(lambda a, p: 1 - a[0] * a[0], {"fma": 1.0}),
     "copy": TileOp(lambda a, p: a[0], {"alu": 0.0}),
-    "fill": TileOp(lambda a, p: None, {"alu": 0.0}),
+    "fill": TileOp(lambda a, p: np.full((1, 1), p["value"], np.float32), {"alu": 0.0}),
     "transpose": TileOp(lambda a, p: a[0].T, {"alu": 1.0}),
     # backward: P = exp(scale * S - LSE); dS = P * (dP - D)
     "exp_lse": TileOp(

@@ -44,7 +44,8 @@ def _repetitions(loops, kernel: Kernel) -> int:
             return trips
         if any(name == loop.var for name, _ in rest[0].count.terms):
             most = int(trips.max(initial=0))
-            return sum(np.where(i < trips, count(rest, env | {loop.var: i}), 0) for i in range(most))
+            parts = (np.where(i < trips, count(rest, env | {loop.var: i}), 0) for i in range(most))
+            return sum(parts, np.zeros(n, np.int64))
         return trips * count(rest, env)
 
     return int(count(loops, dict(kernel.coords)).sum())

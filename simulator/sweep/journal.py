@@ -139,6 +139,6 @@ def code_fingerprint() -> str:
 
     digest = hashlib.sha256()
     for package in (simulator, algorithms):
-        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+        for path in sorted(Path(str(package.__file__)).parent.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

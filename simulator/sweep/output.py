@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 SUFFIXES = (".csv", ".parquet")
-_PANDAS_TYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
+_PANDAS_TYPES: dict[str, Any] = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
 
 
 def check_output(path: Path) -> Path:

@@ -260,7 +260,8 @@ def _check_override(profile: Profile, key: str, text: str, where: str, name: str
 
 def _problem(node: yaml.Node | None, path: str, design: str) -> tuple[dict[str, str], list[Axis]]:
     """Columns with one value, and the axes of those with several."""
-    fixed, axes = dict(_PROBLEM_DEFAULTS), []
+    fixed: dict[str, str] = dict(_PROBLEM_DEFAULTS)
+    axes: list[Axis] = []
     if node is None:
         return fixed, axes
     if not isinstance(node, yaml.MappingNode):
