@@ -58,7 +58,13 @@ def shift_index(problem: AttentionProblem, name: str = "acc_shift") -> Index:
 
 
 def row_tiles(
-    problem: AttentionProblem, tile: int, heads: int, head_name: str, pad: int, of_keys: bool = False, by_head=False
+    problem: AttentionProblem,
+    tile: int,
+    heads: int,
+    head_name: str,
+    pad: int,
+    of_keys: bool = False,
+    by_head: bool = False,
 ) -> dict[str, np.ndarray]:
     """Coordinates of CTAs that take ``tile`` rows of one head each: row block fastest, then batch and head (or head and
     batch: ``by_head``), and ``acc_shift``. CTAs behind the end of their sequence return at once: left out."""
@@ -151,7 +157,7 @@ def walk_coordinates(seen: Walks, tile_m: int) -> tuple[dict[str, np.ndarray], l
     rows = {"left": seen.stop - 1, "full": seen.stop - 1 - seen.left, "masked": seen.first + seen.masked - 1}
     counts = {"left": seen.left, "full": full, "masked": seen.masked}
     parts = [part for part in counts if part != "left" or seen.left.any()]
-    coords = {}
+    coords: dict[str, np.ndarray] = {}
     for part in parts:
         coords |= {f"n_{part}": counts[part], f"{part}_row": rows[part] * tile_m + seen.places["q_offset"]}
     return coords, [Walk(var(f"n_{part}"), var(f"{part}_row"), part != "full") for part in parts]
@@ -159,7 +165,7 @@ def walk_coordinates(seen: Walks, tile_m: int) -> tuple[dict[str, np.ndarray], l
 
 def where_live(kernel: Kernel, live: np.ndarray) -> Kernel:
     """``kernel`` whose CTAs without keys return at once."""
-    coords = kernel.coords | {"n_live": live.astype(np.int64)}
+    coords = dict(kernel.coords) | {"n_live": live.astype(np.int64)}
     if not live_trip(coords):
         return kernel
     return replace(

@@ -391,7 +391,8 @@ def build_forward(
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     problem_run = launched_problem(problem)
-    mix, notes = None, ()
+    mix = None
+    notes: tuple[str, ...] = ()
     if impl.name == kernels_cudnn.NAME:
         if problem.head_dim > 128 or tiles is not None:
             raise UnsupportedError(f"{impl.name}: modelled for head dims up to 128, with its own tile")

@@ -101,18 +101,20 @@ def _hopper_tile(rows: int, columns: int, matrices: int, sms: int, output: bool)
     single matrix to 320 x 128. wgmma makes one side a multiple of 64 and the other of 8; below 64 columns it is slower
     than its size (16 + N/4 cycles against N/2). A tile costs its area, its loads and a start and end.
     """
-    best = None
+    best: tuple[tuple[float, int, int], tuple[int, int]] | None = None
     for long in _HOPPER_LONG_SIDES:
         for short in _HOPPER_SHORT_SIDES:
             if long * short > _HOPPER_MOST_ELEMENTS or (output and long > ceil_div(columns, 64) * 64):
                 continue
             for tile_rows, tile_columns in ((short, long),) if output else ((short, long), (long, short)):
                 tiles = matrices * ceil_div(rows, tile_rows) * ceil_div(columns, tile_columns)
-                work = long * max(short, 32 + short // 2) + _HOPPER_LOADS * (long + short) + _HOPPER_TILE_OVERHEAD
+                area = long * max(short, 32 + short // 2)
+                work = float(area) + _HOPPER_LOADS * (long + short) + _HOPPER_TILE_OVERHEAD
                 work *= 1.0 if short % 64 == 0 else _HOPPER_UNEVEN
                 key = (ceil_div(tiles, sms) * work, -long * short, abs(tile_columns - 256))
                 if best is None or key < best[0]:
                     best = (key, (tile_rows, tile_columns))
+    assert best is not None, "the smallest sides make a tile of every shape"
     return best[1]
 
 

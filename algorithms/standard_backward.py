@@ -24,7 +24,7 @@ from algorithms.standard_masks import drop_backward, dropout_tensors
 from algorithms.standard_rows import elementwise, softmax_backward
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Program, Tensor
+from simulator.program import Kernel, Program, Tensor
 
 #: Rows and threads of the kernel that sums gradients over a group of query heads.
 SUM_ROWS, SUM_THREADS = 4, 128
@@ -44,7 +44,9 @@ def build_backward(
         grads = {n: Tensor(f"{n}_expanded", heads, x.rows, x.cols, p.dtype, "scratch", 64) for n, x in grads.items()}
     dropped = dropout_tensors(p, weights)
     used, dp_raw = (dropped["P_dropped"], score_tensor(p, "dP_dropped")) if dropped else (weights, dp)
-    d_out, before, after = t["dO"], [], []
+    d_out = t["dO"]
+    before: list[Kernel] = []
+    after: list[Kernel] = []
     grads["dQ"] = t["dQ"]
     if call.copies:
         d_out, before = copied("copy_dO", d_out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simulator.comparison import Comparison
 from simulator.observe import Call, observe_each
@@ -18,6 +19,9 @@ from simulator.plots.timeline import plot_gpu_timeline, plot_sm_timeline
 from simulator.profile import Profile
 from simulator.report.sections import comparison_table, errors_table, figure, profile_table, switches
 from simulator.wording import problem_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _HERE = Path(__file__).parent
 
@@ -90,7 +94,7 @@ def _comparison(comparison: Comparison) -> str:
     return _section("compare", "Comparison", note, f'<div class="scroll">{comparison_table(comparison)}</div>')
 
 
-def _of_gpu(drawn, anchor: str, caption: str, profile: Profile) -> str:
+def _of_gpu(drawn: Figure, anchor: str, caption: str, profile: Profile) -> str:
     """The picture ``drawn`` as a figure that goes with its GPU's switch."""
     return figure(svg_text(drawn), anchor, f"{caption} {profile.name}", profile.name)
 
