@@ -38,7 +38,7 @@ from simulator.yaml_lines import compose, fail, nearest, pairs
 
 DESIGNS = ("grid", "random", "sobol")
 SECTIONS = ("gpu", "algorithms", "design", "hardware", "problem", "tiles", "hypothetical", "event_budget")
-_OTHER_COLUMNS = ("algorithm", "implementation", "gpu", "framework", "framework_version")
+_OTHER_COLUMNS = ("algorithm", "implementation", "gpu", "dispatch_framework", "dispatch_version")
 #: Columns of a case that a spec's ``problem`` may set; ``seqlen`` stands for ``seqlen_q``.
 PROBLEM_COLUMNS = tuple(c for c in INPUT_COLUMNS if c not in _OTHER_COLUMNS)
 _PROBLEM_DEFAULTS = {"batch": "1", "heads": "16", "seqlen_q": "4096", "head_dim": "128"}
