@@ -116,7 +116,7 @@ def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -
 
 def spill_slots(t: Fa2Tile, gpu: Profile) -> int:
     """Places for a CTA's local memory: a CTA takes the SM's next warp slots in turn, not those that were left last."""
-    return gpu.num_sms * (gpu.max_threads_per_sm // t.threads)
+    return gpu.num_sms * max(1, gpu.max_threads_per_sm // t.threads)
 
 
 def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor | None:
