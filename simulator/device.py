@@ -328,8 +328,11 @@ def run_kernel(
         traffic[0, tensor] -= unseen
         # without a cache what is asked once is fetched once
         traffic[2, tensor] = min(traffic[2, tensor], traffic[0, tensor])
-    # a repeat may hold writes whose drain its time does not: no launch moves bytes faster than HBM does
-    floor = float(traffic[2:].sum()) / profile.hbm_bandwidth_bytes_per_s * ticks_per_s
+    # a repeat may hold bytes whose transfer its time does not: no launch moves bytes faster than L2 and HBM do
+    floor = ticks_per_s * max(
+        float(traffic[:2].sum()) / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
+        float(traffic[2:].sum()) / profile.hbm_bandwidth_bytes_per_s,
+    )
     if end < floor:
         scale *= floor / end
         end = floor
