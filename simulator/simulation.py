@@ -233,8 +233,8 @@ def _run_at_its_clock(
             run_seconds=seconds * conditions.calls,
         )
         wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
-        # cycles do not depend on the clock when HBM does not bind
-        bound = run.hbm_busy_share >= 0.3
+        # cycles do not depend on the clock when neither HBM nor L2, whose rates are in bytes a second, bind
+        bound = run.hbm_busy_share >= 0.3 or run.l2_busy_share >= 0.8
         settled = not bound or abs(wanted - clock_hz) < 0.015 * clock_hz or attempt == 2
         if settled and quick == budget:
             return run, clock_hz if bound else wanted
