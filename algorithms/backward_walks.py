@@ -107,6 +107,13 @@ class Walks:
     live: np.ndarray
     places: dict[str, np.ndarray]
 
+    def of_live(self) -> Walks:
+        """Those of the CTAs that have keys."""
+        first, stop, left, masked, live = (
+            x[self.live] for x in (self.first, self.stop, self.left, self.masked, self.live)
+        )
+        return Walks(first, stop, left, masked, live, {name: x[self.live] for name, x in self.places.items()})
+
 
 def walks_of(
     problem: AttentionProblem, tile_m: int, tile_n: int, block: np.ndarray, batch: np.ndarray, even: bool

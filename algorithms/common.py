@@ -161,6 +161,20 @@ def softcap_ops(scores: Buffer, problem: AttentionProblem) -> list[Compute]:
     return [Compute("softcap", scores, (scores,), scores.rows, scores.cols, (("factor", factor),))]
 
 
+def softcap_backward_ops(
+    scores: Buffer, gradients: Buffer, problem: AttentionProblem
+) -> tuple[list[Compute], list[Compute]]:
+    """What caps S and keeps the cap's slope, and what multiplies the gradients of S by it; empty without a cap."""
+    cap = softcap_ops(scores, problem)
+    if not cap:
+        return [], []
+    slope = Buffer("softcap_slope", scores.rows, scores.cols)
+    return (
+        [*cap, Compute("softcap_slope", slope, (scores,), scores.rows, scores.cols)],
+        [Compute("multiply", gradients, (gradients, slope), scores.rows, scores.cols)],
+    )
+
+
 def effective_masks(problem: AttentionProblem, left_from: int, right_from: int) -> AttentionProblem:
     """``problem`` as a launcher sees it: bounds from ``left_from``/``right_from`` keys on are none, an unbounded left
     side with 0 right is causal, and any other bound a (local) window."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from algorithms.instruction_counts import InstructionMix
-from simulator.program import Compute, Matmul, walk_ops
+from simulator.program import Compute, Instructions, Matmul, walk_ops
 from simulator.tile_ops import UNITS, work_of
 
 
@@ -22,6 +22,19 @@ def residual_instructions(ops: Iterable, mix: InstructionMix, elements: int) -> 
     alu = max(0.0, mix.alu * elements - modelled["alu"] - modelled["convert"])
     issue = (mix.issue - mix.tensor) * elements - sum(modelled.values()) - fma - alu
     return tuple((unit, amount) for unit, amount in (("fma", fma), ("alu", alu), ("issue", max(0.0, issue))) if amount)
+
+
+def among_streams(ops: list, modelled: list, mix: InstructionMix, elements: int) -> list:
+    """``ops`` of a backward block with what ``mix`` counts beyond ``modelled`` (:func:`residual_instructions`), half
+    of it among the exponentials and half among the gradients of S: fragment loads, addresses, predicates."""
+    beyond = residual_instructions(modelled, mix, elements)
+    half = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
+    out: list = []
+    for op in ops:
+        out.append(op)
+        if isinstance(op, Compute) and op.fn.startswith(("exp_lse", "exp2_lse", "softmax_grad")):
+            out.append(half)
+    return out
 
 
 def spread_over_matmuls(ops: list, work: tuple[tuple[str, float], ...], tensor_instructions: float) -> list:

@@ -16,7 +16,7 @@ import numpy as np
 
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
 from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
-from algorithms.counted import residual_instructions
+from algorithms.counted import among_streams
 from algorithms.fa1_schedule import KINDS, Schedule, work_tiles
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import ctas_per_sm, round_head_dim
@@ -33,7 +33,6 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
-    Instructions,
     Kernel,
     Load,
     Loop,
@@ -181,12 +180,7 @@ def _roles(
         ]
         # this kernel was not counted: FlashAttention-2's, which computes the same, stands for it
         counted = [op for op in body if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
-        beyond = residual_instructions(counted, fa2_backward_counts(d).mix, br * bc)
-        half = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
-        streams = ("exp_lse", "softmax_grad", "softmax_grad_dropout")
-        for place in reversed([i for i, op in enumerate(body) if isinstance(op, Compute) and op.fn in streams]):
-            body.insert(place + 1, half)
-        return Loop("i", var(trip), body)
+        return Loop("i", var(trip), among_streams(body, counted, fa2_backward_counts(d).mix, br * bc))
 
     kv = (key_row, bc, 0, d)
     through_smem = [Exchange("dKV", bc * d * 2, bc * d * 2), Barrier("dKV")]

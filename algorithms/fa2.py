@@ -31,7 +31,7 @@ from algorithms.common import (
 )
 from algorithms.counted import residual_instructions, spread_over_matmuls
 from algorithms.fa2_backward import build_backward
-from algorithms.fa2_code import code_bytes, is_uneven, unrolled_blocks
+from algorithms.fa2_code import code_bytes, has_whole_tiles, is_uneven, unrolled_blocks
 from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_forward_counts
@@ -126,10 +126,9 @@ def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor 
     """
     size = fa2_forward_counts(t.padded_head_dim).spill_store_bytes
     if t.padded_head_dim == 128:
-        uneven = problem.seqlen_q % t.tile_m or problem.seqlen_k % t.tile_n or problem.seqlens_k is not None
         if problem.window is not None:
             size = 4 * _SPILLED_WINDOW_128 * t.threads
-        elif uneven:
+        elif not has_whole_tiles(problem, t):
             size = 4 * _SPILLED_UNEVEN_128[problem.causal] * t.threads
     slots = spill_slots(t, gpu)
     return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None

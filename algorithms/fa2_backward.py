@@ -25,10 +25,10 @@ from algorithms.common import (
     grid_indices,
     instruction_path,
     mask_op,
-    softcap_ops,
+    softcap_backward_ops,
     softmax_scale,
 )
-from algorithms.counted import residual_instructions, spread_over_matmuls
+from algorithms.counted import among_streams, spread_over_matmuls
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import BackwardTile, fa2_backward_tile
@@ -43,7 +43,6 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
-    Instructions,
     Kernel,
     Load,
     Loop,
@@ -119,7 +118,7 @@ def _warp_set(
 
     r0, rows = sdp.rows(bm, index)
     c0, cols = sdp.cols(bn, index)
-    s, dp, slope = Buffer("S", rows, cols), Buffer("dP", rows, cols), Buffer("softcap_slope", rows, cols)
+    s, dp = Buffer("S", rows, cols), Buffer("dP", rows, cols)
     # what this set reads of each operand: its rows of Q and dO, its keys of K and V
     q_rows, do_rows, k_rows = View(q, r0, rows), View(do, r0, rows), View(k, c0, cols)
     v_rows: View | Buffer = View(v, c0, cols)
@@ -144,10 +143,7 @@ def _warp_set(
         dq_row = row + acc_shift + m0
         # a dropped P keeps its size and loses its sign, so that dS knows both
         drop = [dropout_op("dropout_sign", s, problem, row + r0, key0 + c0)] if problem.dropout else []
-        cap, uncap = softcap_ops(s, problem), []
-        if cap:
-            cap = [*cap, Compute("softcap_slope", slope, (s,), rows, cols)]
-            uncap = [Compute("multiply", dp, (dp, slope), rows, cols)]
+        cap, uncap = softcap_backward_ops(s, dp, problem)
         ops = [
             Consume(q),
             Consume(pipes["LSE"]),
@@ -186,11 +182,7 @@ def _warp_set(
         ]  # fmt: skip
         counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
         elements = rows * cols
-        half = tuple((unit, amount / 2) for unit, amount in residual_instructions(counted, counts.mix, elements))
-        # fragment loads, addresses and predicates, issued among the exponentials and among the gradients of S
-        streams = ("exp_lse", "softmax_grad", "softmax_grad_dropout")
-        for place in reversed([i for i, op in enumerate(ops) if isinstance(op, Compute) and op.fn in streams]):
-            ops.insert(place + 1, Instructions("counted", half))
+        ops = among_streams(ops, counted, counts.mix, elements)
         return spread_over_matmuls(ops, (), counts.mix.tensor * elements)
 
     def block(key0: Index) -> list:

@@ -17,10 +17,15 @@ BYTES_OF_INSTRUCTION = 16
 _WINDOW_MASK = 3.0
 
 
+def has_whole_tiles(problem: AttentionProblem, t: Fa2Tile) -> bool:
+    """Whether every tile of Q, K and V is full: no sequence ends within one."""
+    return problem.seqlen_q % t.tile_m == 0 and problem.seqlen_k % t.tile_n == 0 and problem.seqlens_k is None
+
+
 def is_uneven(problem: AttentionProblem, t: Fa2Tile) -> bool:
     """Whether the kernel that checks bounds runs (flash_fwd_launch_template.h, IsEvenMNConst)."""
-    whole = problem.seqlen_q % t.tile_m == 0 and problem.seqlen_k % t.tile_n == 0 and problem.seqlens_k is None
-    return not whole or problem.window is not None or t.padded_head_dim > 128 or problem.head_dim != t.padded_head_dim
+    padded = problem.head_dim != t.padded_head_dim
+    return not has_whole_tiles(problem, t) or problem.window is not None or t.padded_head_dim > 128 or padded
 
 
 def unrolled_blocks(problem: AttentionProblem, t: Fa2Tile) -> int:

@@ -33,7 +33,7 @@ from algorithms.counted import residual_instructions
 from algorithms.fa2 import epilogue
 from algorithms.fa3_backward import build_backward
 from algorithms.fa3_fp8 import adapt as adapt_to_fp8
-from algorithms.fa3_tiles import fit_tile, forward_tile
+from algorithms.fa3_tiles import fit_tile, forward_kernel
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import InstructionMix, fa3_forward_mix
@@ -391,15 +391,7 @@ def build_forward(
     if max(problem.head_dim, problem.head_dim_v) > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     problem_run = launched_problem(problem)
-    mix = None
-    notes: tuple[str, ...] = ()
-    if impl.name == kernels_cudnn.NAME:
-        if problem.head_dim > 128 or tiles is not None:
-            raise UnsupportedError(f"{impl.name}: modelled for head dims up to 128, with its own tile")
-        t, packed = kernels_cudnn.cudnn_forward_tile(problem.head_dim, problem.dtype, problem_run.causal), False
-        mix, notes = kernels_cudnn.cudnn_forward_mix(problem.head_dim, problem_run.causal), (kernels_cudnn.ASSUMPTION,)
-    else:
-        t, packed = forward_tile(problem_run, gpu, tiles, may_pack)
+    t, packed, mix, notes = forward_kernel(implementation, problem_run, gpu, tiles, may_pack)
     t = fit_tile(t, problem, gpu, substitutions)
     tensors = matrices(problem_run, t.tile_m, t.tile_n, packed)
     before: list[Kernel] = []

@@ -70,8 +70,8 @@ def _main_kernel(
     seen = backward_walks.walks_of(p, t.tile_m, t.tile_n, block, batch, even=True)
     if by_sequence:
         # CTAs beyond the last sequence's last key block return at once: they are few and left out
-        block, batch, head = (x[seen.live] for x in (block, batch, head))
-        seen = backward_walks.walks_of(p, t.tile_m, t.tile_n, block, batch, even=True)
+        batch, head = batch[seen.live], head[seen.live]
+        seen = seen.of_live()
     rows = seen.stop - seen.first
     coords = {
         "q_head": batch * p.heads + head,

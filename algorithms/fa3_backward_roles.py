@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from algorithms.backward_walks import shift_index
-from algorithms.common import LOG2E, fill, softcap_ops, softmax_scale
-from algorithms.counted import residual_instructions
+from algorithms.common import LOG2E, fill, softcap_backward_ops, softmax_scale
+from algorithms.counted import among_streams
 from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import BackwardTile
 from simulator.problem import AttentionProblem
@@ -24,7 +24,6 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
-    Instructions,
     Load,
     Loop,
     Matmul,
@@ -130,11 +129,7 @@ def _warpgroup(
         ]
         suffix, smem_shape = "", (bm, bn)
     p, ds = (Buffer(name, s.rows, s.cols, dtype) for name in ("P", "dS"))
-    # a score modifier: S is capped before the mask, dS multiplied by the cap's slope
-    cap, uncap, slope = softcap_ops(s, problem), [], Buffer("softcap_slope", s.rows, s.cols)
-    if cap:
-        cap = [*cap, Compute("softcap_slope", slope, (s,), s.rows, s.cols)]
-        uncap = [Compute("multiply", dp, (dp, slope), s.rows, s.cols)]
+    cap, uncap = softcap_backward_ops(s, dp, problem)
     scale_log2 = softmax_scale(problem) * LOG2E
     part_bytes = s.rows * s.cols * 2
     # up to head dim 64 a lane holds a part of LSE and D and gets the others by warp shuffles
@@ -231,13 +226,7 @@ def _warpgroup(
             Release(q),
             Release(pipes["LSE"]),
         ]
-        if mix is not None:
-            beyond = residual_instructions(ops, mix, s.rows * s.cols)
-            counted = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
-            streams = (f"exp2_lse{suffix}", f"softmax_grad{suffix}")
-            for place in reversed([i for i, op in enumerate(ops) if isinstance(op, Compute) and op.fn in streams]):
-                ops.insert(place + 1, counted)
-        return ops
+        return ops if mix is None else among_streams(ops, ops, mix, s.rows * s.cols)
 
     return Role(
         f"warpgroup{index}",

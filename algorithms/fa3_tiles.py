@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from algorithms import kernels_cudnn
 from algorithms.common import ceil_div
 from algorithms.heuristics import fa3_pack_gqa
+from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
 from algorithms.tile_search import TileChoice, fa3_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
+
+
+def forward_kernel(
+    implementation: str, problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None, may_pack: bool
+) -> tuple[Fa3Tile, bool, InstructionMix | None, tuple[str, ...]]:
+    """The tile of ``implementation``'s kernel for ``problem`` (as launched), whether query heads are packed into rows,
+    its own counted instructions (``None``: FA3's) and notes on it."""
+    if implementation != kernels_cudnn.NAME:
+        return *forward_tile(problem, gpu, tiles, may_pack), None, ()
+    if problem.head_dim > 128 or tiles is not None:
+        raise UnsupportedError(f"{implementation}: modelled for head dims up to 128, with its own tile")
+    tile = kernels_cudnn.cudnn_forward_tile(problem.head_dim, problem.dtype, problem.causal)
+    mix = kernels_cudnn.cudnn_forward_mix(problem.head_dim, problem.causal)
+    return tile, False, mix, (kernels_cudnn.ASSUMPTION,)
 
 
 def forward_tile(

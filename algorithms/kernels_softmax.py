@@ -94,8 +94,9 @@ def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.
     longest, longest_bytes = _release(torch_release)
     vector = 16 // size
     source = f"pytorch:aten/src/ATen/native/cuda/SoftMax.cu (rules of {torch_release})"
-    common: dict[str, Any] = dict(exponentials_per_element=1, divisions_per_element=1, accumulate_dtype="fp32")
-    common["source"] = source
+    common: dict[str, Any] = dict(
+        exponentials_per_element=1, divisions_per_element=1, accumulate_dtype="fp32", source=source
+    )
     if row_length <= longest and row_length * size <= longest_bytes:
         rows, per_thread = _warp_rows(row_length)
         registers = {16: 32, 32: 48, 64: 80}.get(per_thread, 32)
@@ -138,8 +139,9 @@ def softmax_backward_kernel(row_length: int, dtype: str, torch_release: str = "2
     _release(torch_release)
     vector = 16 // size
     source = f"pytorch:aten/src/ATen/native/cuda/SoftMax.cu (rules of {torch_release})"
-    common: dict[str, Any] = dict(exponentials_per_element=0, divisions_per_element=0, accumulate_dtype="fp32")
-    common["source"] = source
+    common: dict[str, Any] = dict(
+        exponentials_per_element=0, divisions_per_element=0, accumulate_dtype="fp32", source=source
+    )
     once = (("dP*P", 1), ("P", 1))
     if row_length <= 1024 and row_length * size <= 4096:
         rows, per_thread = _warp_rows(row_length)

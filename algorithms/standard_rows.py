@@ -16,6 +16,7 @@ from algorithms.common import ceil_div, fill, grid_indices
 from algorithms.instruction_counts import InstructionMix, elementwise_mix, softmax_mix
 from algorithms.kernel_tables import ElementwiseKernel, RowKernel, ctas_per_sm
 from algorithms.standard_ops import beyond
+from simulator.problem import MOST_CTAS
 from simulator.profile import Profile
 from simulator.program import (
     Await,
@@ -43,7 +44,6 @@ ELEMENTWISE_CTAS = 49_152
 #: 59.2 of 64 warps busy with CTAs of 5160 cycles, softmax in registers 60.4 of 64 with CTAs of 6650.
 CTA_LAUNCH_CYCLES = 400.0
 
-MOST_CTAS = 2_000_000
 MOST_LAUNCHES = 8
 #: Chunks of a row by pass, where a row is too long to be kept: maximum, sum, output.
 PASSES = ("n_max", "n_sum", "n_output")

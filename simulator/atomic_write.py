@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -47,6 +48,11 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, data: object) -> None:
+    """Write ``data`` as readable JSON to ``path`` at once."""
+    write_text(path, json.dumps(data, indent=1) + "\n")
 
 
 def _copy_into(path: Path, write: Callable[[Path], object]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 from pathlib import Path
@@ -101,12 +100,12 @@ def check_files(*paths: Path | None) -> None:
 
 def write_files(comparison: Comparison, csv_file: Path | None, json_file: Path | None, plot_file: Path | None) -> None:
     """Write the files that were asked for; a picture comes with the CSV that it shows."""
-    from simulator.atomic_write import replace_file, write_text
+    from simulator.atomic_write import replace_file, write_json, write_text
 
     if csv_file is not None:
         write_text(csv_file, comparison_csv(comparison))
     if json_file is not None:
-        write_text(json_file, json.dumps(comparison_data(comparison), indent=1) + "\n")
+        write_json(json_file, comparison_data(comparison))
     if plot_file is not None:
         from simulator.compare_plot import plot_comparison
 

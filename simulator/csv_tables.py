@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.errors import InputError
+from simulator.errors import InputError, file_reason
 
 if TYPE_CHECKING:
     import pandas
@@ -80,9 +80,4 @@ def read_text(path: Path) -> str:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: not UTF-8 text; save the table as CSV in UTF-8") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); name a CSV file") from None
-
-
-def reason(error: OSError | ValueError) -> str:
-    """Why a file could not be opened, in a few words (a path with a zero byte is a ValueError)."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{path}: cannot be read ({file_reason(error)}); name a CSV file") from None

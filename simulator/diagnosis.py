@@ -150,8 +150,7 @@ def _tried(
         if timed.result is not None and timed.result.implementation != expected.implementation:
             about = f"{framework.base.name} runs {decision.chosen.name}: {decision.why_order}"
             if decision.rejected:
-                refusals = "; ".join(f"not {name}: {decision.why_not(name)}" for name in decision.rejected)
-                about = f"{framework.base.name} runs {decision.chosen.name} ({refusals})"
+                about = f"{framework.base.name} runs {decision.chosen.name} ({decision.refusals})"
             yield cause("dispatch", about, timed.result)
     best: dict[str, Cause] = {}
     for candidate in candidates(expected, problem, profile, conditions):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,9 +75,9 @@ def dispatch(
     runs = time_of_chosen(decision, problem, profile, conditions)
     hope = time_of_hoped(hoped, problem, profile, conditions)
     if json_file is not None:
-        from simulator.atomic_write import write_text
+        from simulator.atomic_write import write_json
 
-        write_text(json_file, json.dumps(decision_data(decision, runs, hope), indent=1) + "\n")
+        write_json(json_file, decision_data(decision, runs, hope))
     print_decision(console, decision, problem, profile, about_version)
     print_times(console, decision, runs, hope)
 

@@ -18,6 +18,11 @@ class UnsupportedError(InputError):
     """
 
 
+def file_reason(error: OSError | ValueError) -> str:
+    """Why a file could not be opened, in a few words (a path with a zero byte is a ValueError)."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``did you mean 'fa2'? `` (with the space) where one of ``known`` is close to ``word``, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,9 +62,9 @@ def explain(
         measured_us, name, problem, profile, conditions, implementation=implementation, framework=call
     )
     if json_file is not None:
-        from simulator.atomic_write import write_text
+        from simulator.atomic_write import write_json
 
-        write_text(json_file, json.dumps(diagnosis_data(diagnosis), indent=1) + "\n")
+        write_json(json_file, diagnosis_data(diagnosis))
     print_diagnosis(Console(), diagnosis)
 
 

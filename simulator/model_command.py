@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -202,7 +201,7 @@ def _best_attention(gpu: Any, kind: str) -> str:
 
 
 def _write(csv_file: Path | None, json_file: Path | None, rows: list[dict[str, Any]], data: Any) -> None:
-    from simulator.atomic_write import write_text
+    from simulator.atomic_write import write_json, write_text
 
     if csv_file is not None:
         stream = io.StringIO()
@@ -211,7 +210,7 @@ def _write(csv_file: Path | None, json_file: Path | None, rows: list[dict[str, A
         writer.writerows(rows)
         write_text(csv_file, stream.getvalue())
     if json_file is not None:
-        write_text(json_file, json.dumps(_finite(data), indent=1) + "\n")
+        write_json(json_file, _finite(data))
 
 
 def _finite(data: Any) -> Any:

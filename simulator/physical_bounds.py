@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.problem import AttentionProblem
-from simulator.profile import TENSOR_DTYPES, Profile
+from simulator.profile import Profile, tensor_dtype
 
 #: Matrix products that each pass cannot do without (S and P kept for the backward pass): two, four, six.
 _PRODUCTS = {"fwd": 2, "bwd": 4, "fwd_bwd": 6}
@@ -44,7 +44,7 @@ def physical_bounds(problem: AttentionProblem, profile: Profile, l2_state: str =
 
 def peak_flops(dtype: str, profile: Profile) -> float:
     """Dense FLOP/s of the fastest instruction path at the maximum clock; fp32 counts as bf16."""
-    wanted = dtype if dtype in TENSOR_DTYPES else "bf16"
+    wanted = tensor_dtype(dtype)
     rates = [table[wanted] for table in profile.tensor_flop_per_cycle_per_sm.values() if wanted in table]
     if not rates:
         rates = [max(table.values()) for table in profile.tensor_flop_per_cycle_per_sm.values()]

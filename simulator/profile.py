@@ -21,6 +21,11 @@ TENSOR_PATHS = ("mma_sync", "wgmma", "tcgen05")
 TENSOR_DTYPES = ("fp16", "bf16", "fp8")
 
 
+def tensor_dtype(dtype: str) -> str:
+    """The input type whose tensor rate ``dtype`` is judged by: its own, or bf16's for what tensor cores do not take."""
+    return dtype if dtype in TENSOR_DTYPES else "bf16"
+
+
 @dataclass(frozen=True)
 class Key:
     """What a profile says about one key: dimension (see ``quantities.DIMENSIONS``), type, lower bound, meaning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simulator.accesses import kernel_accesses
@@ -13,7 +14,7 @@ from simulator.memory import L2, WAYS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
 from simulator.problem import L2_STATES, MOST_CTAS, TIMINGS, AttentionProblem
-from simulator.profile import Profile
+from simulator.profile import Profile, tensor_dtype
 from simulator.program import Kernel, Load, Program
 from simulator.result import KernelResult, Result, TensorTraffic
 from simulator.tile_ops import UNITS
@@ -149,7 +150,7 @@ def run_program(
     problem = program.problem
     work = {unit: sum(k.work[unit] for k in kernels) for unit in ("matmul", *UNITS)}
     path = max(kernels, key=lambda k: k.work["matmul"]).path
-    dtype = problem.dtype if problem.dtype != "fp32" else "bf16"
+    dtype = tensor_dtype(problem.dtype)
     busy_us = sum(k.time_us for k in kernels) or 1.0
     clock_mhz = sum(k.cycles for k in kernels) / busy_us
     return Result(
@@ -216,21 +217,19 @@ def _run_at_its_clock(
     before = l2.clone()
     work = executed_work(kernel)
     slots = profile.num_sms * occupancy(kernel, profile)
-    dtype = kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16"
-    peak = max((r.get(dtype, 0.0) for r in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
     iterations = int(iterations_of(kernel).sum())
     quick = budget if iterations <= budget else int(budget * CLOCK_BUDGET_SHARE)
     for attempt in range(3):
         run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=quick)
-        seconds = run.cycles / clock_hz
-        moved = float(run.traffic[2].sum() + run.traffic[3].sum())
-        activity = Activity(
-            tensor_share=work["matmul"] / (run.cycles * profile.num_sms * peak) if peak and run.cycles else 0.0,
-            exp_share=_exp_share(work["exp"], run.cycles, profile),
-            hbm_share=moved / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
-            loaded_share=loaded_share(1.0 - run.waits["imbalance"], kernel.ctas, slots, profile.num_sms),
-            seconds=seconds,
-            run_seconds=seconds * conditions.calls,
+        activity = _activity(
+            profile,
+            tensor_dtype(kernel.compute_dtype),
+            work,
+            run.cycles,
+            run.cycles / clock_hz,
+            float(run.traffic[2].sum() + run.traffic[3].sum()),
+            loaded_share(1.0 - run.waits["imbalance"], kernel.ctas, slots, profile.num_sms),
+            conditions.calls,
         )
         wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
         # cycles do not depend on the clock when neither HBM nor L2, whose rates are in bytes a second, bind
@@ -247,27 +246,44 @@ def _run_at_its_clock(
 
 def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> Activity:
     """What a simulated launch does to the clock, read off its result; ``calls`` of it follow each other."""
-    peak = max(rates.get(kernel.compute_dtype, 0.0) for rates in profile.tensor_flop_per_cycle_per_sm.values())
-    seconds = kernel.time_us * 1e-6 * (1.0 - kernel.waits["launch"])
-    cycles = kernel.cycles * (1.0 - kernel.waits["launch"])
-    moved = kernel.hbm_read_bytes + kernel.hbm_write_bytes
-    return Activity(
-        tensor_share=kernel.work["matmul"] / (cycles * profile.num_sms * peak) if cycles and peak else 0.0,
-        exp_share=_exp_share(kernel.work["exp"], cycles, profile),
-        hbm_share=moved / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
-        loaded_share=loaded_share(
-            1.0 - kernel.waits["imbalance"] / max(1e-9, 1.0 - kernel.waits["launch"]),
+    running = 1.0 - kernel.waits["launch"]
+    return _activity(
+        profile,
+        kernel.compute_dtype,
+        kernel.work,
+        kernel.cycles * running,
+        kernel.time_us * 1e-6 * running,
+        kernel.hbm_read_bytes + kernel.hbm_write_bytes,
+        loaded_share(
+            1.0 - kernel.waits["imbalance"] / max(1e-9, running),
             kernel.ctas,
             profile.num_sms * kernel.ctas_per_sm,
             profile.num_sms,
         ),
-        seconds=seconds,
-        run_seconds=seconds * calls,
+        calls,
     )
 
 
-def _exp_share(exponentials: float, cycles: float, profile: Profile) -> float:
-    return exponentials / (cycles * profile.num_sms * profile.exp_per_cycle_per_sm) if cycles else 0.0
+def _activity(
+    profile: Profile,
+    dtype: str,
+    work: Mapping[str, float],
+    cycles: float,
+    seconds: float,
+    hbm_bytes: float,
+    loaded: float,
+    calls: int,
+) -> Activity:
+    """What a launch of ``work`` that runs ``seconds`` does to the clock; ``calls`` of it follow each other."""
+    peak = max((rates.get(dtype, 0.0) for rates in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
+    return Activity(
+        tensor_share=work["matmul"] / (cycles * profile.num_sms * peak) if cycles and peak else 0.0,
+        exp_share=work["exp"] / (cycles * profile.num_sms * profile.exp_per_cycle_per_sm) if cycles else 0.0,
+        hbm_share=hbm_bytes / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
+        loaded_share=loaded,
+        seconds=seconds,
+        run_seconds=seconds * calls,
+    )
 
 
 def _kernel_result(
@@ -295,7 +311,7 @@ def _kernel_result(
         max(waits, key=lambda c: waits[c]),
         kernel.path,
         {"l2": run.l2_busy_share, "hbm": run.hbm_busy_share},
-        kernel.compute_dtype if kernel.compute_dtype != "fp32" else "bf16",
+        tensor_dtype(kernel.compute_dtype),
     )
 
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import yaml
 
-from simulator.errors import InputError
+from simulator.errors import InputError, file_reason
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STANDARD = "str int float bool null map seq timestamp merge value binary"
@@ -57,8 +57,7 @@ def _text(path: str | Path) -> str:
         with Path(path).open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{path}: cannot be read ({why}); give a readable YAML file") from error
+        raise InputError(f"{path}: cannot be read ({file_reason(error)}); give a readable YAML file") from error
     if len(data) > MOST_BYTES:
         raise InputError(f"{path}: more than {MOST_BYTES:,} bytes; a file of this kind has a few thousand")
     try:

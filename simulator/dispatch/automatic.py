@@ -78,5 +78,4 @@ def _is_of(backend, algorithm: str, implementation: str | None) -> bool:
 
 
 def _refused(decision: Decision) -> str:
-    refused = [f"not {name}: {decision.why_not(name)}" for name in decision.rejected]
-    return f" ({'; '.join(refused)})" if refused else ""
+    return f" ({decision.refusals})" if decision.refusals else ""

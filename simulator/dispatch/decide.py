@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.dispatch.conditions import Condition
 from simulator.dispatch.facts import known_facts, value_text
 from simulator.dispatch.rule_base import Backend, Model, Order, RuleBase
 
@@ -41,6 +42,11 @@ class Decision:
         return names[: names.index(self.chosen.name)] if self.chosen else names
 
     @property
+    def refusals(self) -> str:
+        """``not flash: why; not efficient: why`` of the backends that were tried in vain; "" if there are none."""
+        return "; ".join(f"not {name}: {self.why_not(name)}" for name in self.rejected)
+
+    @property
     def untried(self) -> tuple[str, ...]:
         """Backends behind the chosen one."""
         return self.order.backends[len(self.rejected) + 1 :]
@@ -58,21 +64,21 @@ class Decision:
     def model(self) -> tuple[Model, str] | None:
         """How the chosen backend's time is predicted for this call and the note on it; ``None`` if it is not."""
         for model in self.chosen.models if self.chosen else ():
-            if model.when is None or model.when.holds(self.facts):
+            if _applies(model.when, self.facts):
                 return model, _said(self.base, model.note, self.facts)
         return None
 
 
 def decide(base: RuleBase, facts: Mapping[str, Any]) -> Decision:
     """Evaluate ``base`` over ``facts`` (the common ones and the base's settings; see ``facts.with_settings``)."""
-    order = next(order for order in base.orders if order.when is None or order.when.holds(facts))
+    order = next(order for order in base.orders if _applies(order.when, facts))
     failures = {name: failed_rules(base, base.backends[name], facts) for name in order.backends}
     chosen = next((base.backends[name] for name in order.backends if not failures[name]), None)
     traps = tuple(
         Failure(trap.id, _said(base, trap.message, facts), trap.source)
         for trap in base.traps
         if (not trap.backends or (chosen is not None and chosen.name in trap.backends))
-        and (trap.when is None or trap.when.holds(facts))
+        and _applies(trap.when, facts)
     )
     return Decision(base, facts, order, chosen, failures, traps)
 
@@ -84,6 +90,10 @@ def failed_rules(base: RuleBase, backend: Backend, facts: Mapping[str, Any]) -> 
         for rule in backend.rules
         if not rule.requires.holds(facts)
     )
+
+
+def _applies(when: Condition | None, facts: Mapping[str, Any]) -> bool:
+    return when is None or when.holds(facts)
 
 
 def _said(base: RuleBase, message: str, facts: Mapping[str, Any]) -> str:

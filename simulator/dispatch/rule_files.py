@@ -15,7 +15,7 @@ from simulator.dispatch.conditions import OPERATORS, Comparison, Condition, Fact
 from simulator.dispatch.facts import FACTS, KINDS, Fact, known_facts
 from simulator.errors import InputError
 from simulator.problem import AttentionProblem
-from simulator.yaml_lines import compose, fail, nearest, pairs
+from simulator.yaml_lines import compose, fail, nearest, pairs, scalar
 
 _RIGHT = "expected 'framework:', 'version:', 'orders:' and 'backends:'"
 _TOP = (
@@ -146,11 +146,12 @@ class _Reader:
     def mapping(self, node: yaml.Node, parent: str, allowed: Iterable[str] | None) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):
             fail(self.at(node), parent, "not a mapping", "write 'key: value' lines under it")
-        found = {key.value: value for key, value in pairs(node, self.path, parent)}
-        for key, _ in pairs(node, self.path, parent):
+        found = {}
+        for key, value in pairs(node, self.path, parent):
             if allowed is not None and key.value not in allowed:
                 dotted = f"{parent}.{key.value}" if parent else key.value
                 fail(self.at(key), dotted, "unknown key", nearest(key.value, allowed))
+            found[key.value] = value
         return found
 
     def sequence(self, node: yaml.Node, parent: str) -> list[yaml.Node]:
@@ -159,7 +160,11 @@ class _Reader:
         return node.value
 
     def value(self, node: yaml.Node) -> Any:
-        return yaml.constructor.SafeConstructor().construct_object(node, deep=True)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(one) for one in node.value]
+        if isinstance(node, yaml.MappingNode):
+            return {key.value: self.value(one) for key, one in pairs(node, self.path, "")}
+        return scalar(node)
 
     def text(self, found: Mapping[str, yaml.Node], key: str, default: str | None) -> str:
         if key not in found:
