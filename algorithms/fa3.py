@@ -34,6 +34,7 @@ from algorithms.fa2 import epilogue
 from algorithms.fa3_backward import build_backward
 from algorithms.fa3_fp8 import adapt as adapt_to_fp8
 from algorithms.fa3_tiles import fit_tile, forward_kernel
+from algorithms.fa3_tiles import forward_tile as forward_tile  # what the search of tiles asks of an algorithm's module
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import InstructionMix, fa3_forward_mix
