@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import InputError
 from simulator.options import RunOptions
@@ -32,6 +32,8 @@ DEFAULT_PARAMETERS = (
 REACH, RUNGS_PER_DOUBLING = 64, 2
 #: How closely the answer is closed in.
 PRECISION = 0.005
+#: Gains below this share of today's value are called none.
+_NO_HELP = 0.003
 METRICS = ("time", "hbm", "l2")
 
 _TARGET = re.compile(r"\s*([\w:]+)(?:\s+(\w+))?\s*(<=|≤|=<|<|>=|≥|=>|>)\s*(\S.*?)\s*")
@@ -100,6 +102,7 @@ class Answer:
 
     ``value``/``today`` are in base units (for a group of rates: factors). ``at`` is the metric there and ``limiter``
     what then limits; ``missed_factor`` is the closest tried factor that misses the target (``None``: none tried does).
+    ``target`` is the target that decides and ``then`` its ``at`` for people.
     """
 
     key: str
@@ -110,11 +113,34 @@ class Answer:
     limiter: str
     missed_factor: float | None
     why: str = ""
+    target: str = ""
+    then: str = ""
 
 
 def required(bench: Bench, key: str, target: Target) -> Answer:
     """The least of ``key`` (the most, of a latency) with which ``bench`` meets ``target``, holding the rest."""
     return _Search(bench, key, target).answer()
+
+
+def required_for_all(goals: Sequence[tuple[Bench, Target]], key: str) -> Answer:
+    """The least of ``key`` with which every bench meets its target: what the strictest target needs, or why one of them
+    cannot be met. ``why`` names the target that decides, and any that a larger value makes miss."""
+    searches = [_Search(bench, key, target) for bench, target in goals]
+    answers = [search.answer() for search in searches]
+    if len(answers) == 1:
+        return answers[0]
+    missing = [i for i, answer in enumerate(answers) if answer.factor is None]
+    if missing:
+        why = "; ".join(f"{goals[i][1].text}: {answers[i].why}" for i in missing)
+        return replace(answers[missing[0]], why=why)
+    sign = searches[0].sign
+    strictest = max(range(len(answers)), key=lambda i: answers[i].factor**sign)
+    chosen = answers[strictest]
+    notes = [f"'{goals[strictest][1].text}' decides", chosen.why]
+    for i, search in enumerate(searches):
+        if i != strictest and not search.meets(chosen.factor**sign):
+            notes.append(f"'{goals[i][1].text}' misses there")
+    return replace(chosen, why="; ".join(filter(None, notes)))
 
 
 class _Search:
@@ -167,6 +193,8 @@ class _Search:
             there.limiter,
             self.factor(low) if low is not None else None,
             why,
+            self.target.text,
+            self.target.shown(self.target.value(there)),
         )
 
     def _today(self) -> float:
@@ -179,19 +207,23 @@ class _Search:
         """What stops it: the best design on the ladder and what it waits for."""
         ran = [(effort, found) for effort in rungs if (found := self.result(effort)) is not None]
         if not ran:
-            return Answer(self.key, self._today(), None, None, None, "", None, self.errors[rungs[-1]])
+            return Answer(self.key, self._today(), None, None, None, "", None, self.errors[rungs[-1]], self.target.text)
         effort, best = min(ran, key=lambda pair: (self.target.value(pair[1]), pair[0]))
         waits = sorted(best.waits.items(), key=lambda item: -item[1])[:2]
         causes = ", ".join(f"{name} {100 * share:.0f} %" for name, share in waits)
         reached = self.target.shown(self.target.value(best))
         why = f"at best {reached}, with x{self.factor(effort):.3g}"
+        today = self.result(1.0)
+        if today is not None and self.target.value(best) > (1.0 - _NO_HELP) * self.target.value(today):
+            why = f"no amount of it helps: at best {reached}"
         if self.target.metric == "time":
             why += f"; then it waits for {causes}"
         else:
             why += f"; the data that must be moved once is {self.target.shown(best.unique_bytes)}"
         if ran[-1][0] < rungs[-1]:
             why += f"; beyond x{self.factor(ran[-1][0]):.3g} {self.errors[rungs[-1]]}"
-        return Answer(self.key, self._today(), None, None, self.target.value(best), best.limiter, None, why)
+        at = self.target.value(best)
+        return Answer(self.key, self._today(), None, None, at, best.limiter, None, why, self.target.text, reached)
 
 
 @dataclass(frozen=True)

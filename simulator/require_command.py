@@ -13,6 +13,7 @@ from simulator.problem import AttentionProblem
 if TYPE_CHECKING:
     from simulator.profile import Profile
     from simulator.require import Answer, Target
+    from simulator.sensitivity import Bench
 
 #: Factors of a contour's grid on each axis: a quarter to four times today's value.
 _CONTOUR_FACTORS = tuple(2.0 ** (i / 3) for i in range(-6, 7))
@@ -29,7 +30,10 @@ def require(
     problem: AttentionProblem,
     conditions: RunOptions,
     target: Annotated[
-        str, typer.Option("--target", help="'fa3 <= 1ms', 'fa3 >= 600TFLOP/s' or 'fa2 hbm <= 4GB' (also l2).")
+        list[str],
+        typer.Option(
+            "--target", help="'fa3 <= 1ms', 'fa3 >= 600TFLOP/s' or 'fa2 hbm <= 4GB' (also l2); several: all must hold."
+        ),
     ],
     gpu: Annotated[str, typer.Option("--gpu", help="A GPU of 'iosim gpus' or a YAML file.")] = "h100_sxm",
     parameters: Annotated[
@@ -51,18 +55,26 @@ def require(
         bool, typer.Option("--hypothetical", help="Also simulate what the GPU lacks the capability for.")
     ] = False,
 ) -> None:
-    """The least HBM bandwidth, SRAM, L2 or tensor rate that reaches a target, holding the rest; or what stops it."""
+    """The least HBM bandwidth, SRAM, L2 or tensor rate that reaches a target, holding the rest; or what stops it.
+
+    With several targets the answer is the least with which all of them hold. With --tiles auto every design gets the
+    tiles that suit it.
+    """
     from simulator.compare_command import check_files
     from simulator.errors import InputError
     from simulator.plots.style import check_picture_path
-    from simulator.require import DEFAULT_PARAMETERS, bench_for, parse_target, required
+    from simulator.require import DEFAULT_PARAMETERS, bench_for, parse_target, required_for_all
     from simulator.sensitivity_command import counting, hardware_keys
 
-    asked = parse_target(target, problem)
+    asked = [parse_target(text, problem) for text in target]
+    if len({one.text for one in asked}) < len(asked):
+        raise InputError("--target: one is given twice; keep one of them")
     keys = hardware_keys(parameters, "--parameters") if parameters else list(DEFAULT_PARAMETERS)
     axes = hardware_keys(contour, "--contour") if contour else []
     if contour and len(axes) != 2:
         raise InputError("--contour: needs two keys; write --contour hbm_bandwidth,tensor_rate")
+    if axes and len(asked) > 1:
+        raise InputError("--contour: draws one target; give a single --target")
     if plot is not None and not axes:
         raise InputError("--plot: nothing to draw; name two keys with --contour")
     if axes:
@@ -71,34 +83,32 @@ def require(
     else:
         check_files(csv_file)
     profile = conditions.profile(gpu)
-    bench = bench_for(asked, problem, profile, conditions, hypothetical)
-    try:
-        today, why_not = asked.value(bench.result({})), ""
-    except InputError as error:
-        # more of something may be just what lets it run
-        today, why_not = None, str(error)
+    goals = [(bench_for(one, problem, profile, conditions, hypothetical), one) for one in asked]
+    now, today_runs, why_not = [], False, ""
+    for bench, one in goals:
+        try:
+            today = one.value(bench.result({}))
+            now.append(f"{'meets' if today <= one.limit else 'misses'} it: {one.shown(today)}")
+            today_runs = True
+        except InputError as error:
+            # more of something may be just what lets it run
+            why_not = str(error)
+            now.append(f"cannot run it: {why_not}")
     answers = []
     with counting("parameters", len(keys)) as count:
         for key in keys:
-            answers.append(required(bench, key, asked))
+            answers.append(required_for_all(goals, key))
             count()
-    if today is None and all(answer.factor is None for answer in answers):
+    if not today_runs and all(answer.factor is None for answer in answers):
         raise InputError(why_not)
-    _print(asked, today, why_not, answers, profile, bench.problem)
+    _print(goals, now, answers, profile)
     if csv_file is not None:
-        _write_csv(csv_file, asked, answers)
+        _write_csv(csv_file, answers)
     if axes:
-        _draw(plot, bench, axes, asked, profile)
+        _draw(plot, goals[0][0], axes, asked[0], profile)
 
 
-def _print(
-    target: Target,
-    today: float | None,
-    why_not: str,
-    answers: list[Answer],
-    profile: Profile,
-    problem: AttentionProblem,
-) -> None:
+def _print(goals: list[tuple[Bench, Target]], now: list[str], answers: list[Answer], profile: Profile) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
@@ -108,14 +118,15 @@ def _print(
     from simulator.wording import problem_text
 
     console = Console(highlight=False)
-    console.print(f"[bold]Problem[/]: {problem_text(problem)}")
-    if today is None:
-        now = f"cannot run it: {why_not}"
-    else:
-        now = f"{'meets' if today <= target.limit else 'misses'} it: {target.shown(today)}"
-    # a changed GPU's name has brackets, which rich would take for a style
-    title = escape(f"Target: {target.text}. {profile.name} {now}")
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    shown = ""
+    for (bench, target), said in zip(goals, now, strict=True):
+        if problem_text(bench.problem) != shown:
+            # flash_decoding has a problem of its own
+            shown = problem_text(bench.problem)
+            console.print(f"[bold]Problem[/]: {shown}", soft_wrap=True)
+        # a changed GPU's name has brackets, which rich would take for a style
+        console.print(f"[bold]Target[/]: {escape(f'{target.text}. {profile.name} {said}')}", soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("parameter", "today", "needed", "factor", "then", "limited by"):
         table.add_column(heading, justify="left" if heading == "parameter" else "right")
     for answer in answers:
@@ -124,7 +135,7 @@ def _print(
             table.add_row(name, value, "not reachable", "", "", answer.limiter)
         else:
             needed = _quantity(answer.key, answer.value, profile)
-            table.add_row(name, value, needed, f"x{answer.factor:.3g}", target.shown(answer.at), answer.limiter)
+            table.add_row(name, value, needed, f"x{answer.factor:.3g}", answer.then, answer.limiter)
     console.print(table)
     for answer in answers:
         if answer.why:
@@ -140,13 +151,13 @@ def _quantity(key: str, value: float, profile: Profile) -> str:
     return format_quantity(value, key_of(key).dimension)
 
 
-def _write_csv(path: Path, target: Target, answers: list[Answer]) -> None:
+def _write_csv(path: Path, answers: list[Answer]) -> None:
     from dataclasses import asdict
 
     from simulator.atomic_write import write_text
     from simulator.plots.rows import rows_csv
 
-    write_text(path, rows_csv({"target": target.text} | asdict(answer) for answer in answers))
+    write_text(path, rows_csv(asdict(answer) for answer in answers))
     print(f"wrote {path}")
 
 

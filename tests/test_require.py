@@ -13,7 +13,7 @@ from simulator.errors import InputError
 from simulator.options import RunOptions
 from simulator.overrides import apply_overrides
 from simulator.plots.contour import contour_rows, plot_contour
-from simulator.require import PRECISION, Target, bench_for, grid, parse_target, required
+from simulator.require import PRECISION, Cell, Target, bench_for, grid, parse_target, required, required_for_all
 from simulator.sweep.spec import SWEEP_EVENT_BUDGET
 
 HBM = "hbm_bandwidth_bytes_per_s"
@@ -113,6 +113,31 @@ def test_a_target_that_is_missed_again_further_up_is_told():
     assert "misses again (200 us)" in answer.why
 
 
+def test_of_several_targets_the_strictest_decides():
+    """T = 60/x + 40 <= 70 needs x = 2, T = 100/x <= 25 needs x = 4: both hold from 4 on."""
+    loose = AnalyticBench(lambda x: 60 / x + 40), time_target(70.0)
+    strict = AnalyticBench(lambda x: 100 / x), time_target(25.0)
+    for goals in ([loose, strict], [strict, loose]):
+        answer = required_for_all(goals, HBM)
+        assert 4.0 <= answer.factor <= 4.0 * (1 + PRECISION)
+        assert answer.target == "fa2 <= 25.0 us" and "'fa2 <= 25.0 us' decides" in answer.why
+    never = required_for_all([strict, (loose[0], time_target(39.0))], HBM)
+    assert never.factor is None and never.why.startswith("fa2 <= 39.0 us: at best 40.9 us")
+    latencies = [(AnalyticBench(lambda x: 10 * x + 5), time_target(limit)) for limit in (25.0, 15.0)]
+    assert 1.0 / (1 + PRECISION) <= required_for_all(latencies, "hbm_latency_s").factor <= 1.0
+
+
+def test_what_decides_may_make_another_target_miss():
+    strict = AnalyticBench(lambda x: 100 / x), time_target(25.0)
+    other = AnalyticBench(lambda x: 10.0 if x < 3 else 80.0), time_target(20.0)
+    assert "'fa2 <= 20.0 us' misses there" in required_for_all([strict, other], HBM).why
+
+
+def test_a_parameter_that_does_nothing_is_said_to():
+    answer = required(AnalyticBench(lambda x: 50.0, lambda x: "tensor"), HBM, time_target(40.0))
+    assert "no amount of it helps: at best 50.0 us; then it waits for " in answer.why
+
+
 def test_whole_numbers_are_answered_whole():
     answer = required(AnalyticBench(lambda x: 100 / x), "num_sms", time_target(60.0))
     sms = answer.factor * GPU.num_sms
@@ -162,6 +187,25 @@ def test_a_contours_grid_is_what_simulating_each_design_gives():
     assert "HBM bandwidth" in ax.get_xlabel() and "tensor rate" in ax.get_ylabel()
 
 
+@pytest.mark.parametrize(("limit", "said"), [(1e9, ": met everywhere here"), (1e-3, ": met nowhere here"), (9.0, "")])
+def test_a_contour_says_where_a_target_that_it_cannot_draw_lies(limit, said):
+    cells = [Cell(x, y, None if x == y == 0.5 else 10 / x / y, "hbm") for y in (0.5, 1.0, 2.0) for x in (0.5, 1.0, 2.0)]
+    rows = contour_rows(cells, (HBM, "l2_bytes"), (1.0, 1.0), Target("fa2", "time", limit, ""))
+    figure, _ = plot_contour(rows, "h100_sxm")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[-1].endswith("us" + said) or labels[-1].endswith("s" + said)
+    assert "cannot run" in labels
+
+
+def test_the_command_answers_for_several_targets(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "130")
+    small = ["--heads", "4", "--seqlen", "1024", "--head-dim", "64", "--parameters", "tensor_rate"]
+    assert main(["require", *small, "--target", "fa2 <= 1s", "--target", "fa3 <= 1us"]) == 0
+    shown = capsys.readouterr().out
+    assert "fa2 <= 1s. h100_sxm meets it" in shown and "fa3 <= 1us. h100_sxm misses it" in shown
+    assert "not reachable" in shown and "tensor rate: fa3 <= 1us: " in shown
+
+
 def test_the_command_answers_and_draws(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "130")
     plot, table = tmp_path / "iso.png", tmp_path / "answers.csv"
@@ -196,6 +240,8 @@ def test_what_lets_a_kernel_run_at_all_is_an_answer(capsys, monkeypatch):
     [
         (["--target", "fa3"], "--target: 'fa3' is no target"),
         (["--target", "fa3 <= 1ms", "--contour", "l2"], "--contour: needs two keys"),
+        (["--target", "fa3 <= 1ms", "--target", "fa3  <= 1ms"], "--target: one is given twice"),
+        (["--target", "fa3 <= 1ms", "--target", "fa2 <= 1ms", "--contour", "l2,sram"], "--contour: draws one target"),
         (["--target", "fa3 <= 1ms", "-o", "a.png"], "--plot: nothing to draw"),
         (["--target", "fa3 <= 1ms", "--parameters", "sram,smem"], "'smem' is given twice"),
         (["--target", "fa3 <= 1ms", "--gpu", "a100_sxm4_80gb"], "lacks"),

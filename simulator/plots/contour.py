@@ -72,11 +72,14 @@ def plot_contour(rows: Sequence[Row], gpu: str):
         colours = ListedColormap([tint(LIMITER_COLOURS[name], 0.22) for name in limiters])
         ax.pcolormesh(x, y, np.ma.masked_invalid(regions), cmap=colours, vmin=-0.5, vmax=len(limiters) - 0.5)
         data = np.ma.masked_invalid(values)
+        met = ""
+        if data.count() and not data.min() < target < data.max():
+            met = ": met everywhere here" if data.max() <= target else ": met nowhere here"
         if data.count() and data.min() < data.max():
             levels = np.geomspace(data.min(), data.max(), 9)[1:-1]
             lines = ax.contour(x, y, data, levels, colors=MUTED, linewidths=0.8)
             ax.clabel(lines, fmt=shown, fontsize=7)
-            if data.min() < target < data.max():
+            if met == "":
                 ax.contour(x, y, data, [target], colors=[text_colour(algorithm)], linewidths=2.4)
         ax.plot(1.0, 1.0, "o", color=INK, markersize=5)
         ax.annotate("today", (1.0, 1.0), xytext=(5, 4), textcoords="offset points", fontsize=8)
@@ -88,7 +91,10 @@ def plot_contour(rows: Sequence[Row], gpu: str):
         what = "time" if rows[0]["metric"] == "time" else f"{rows[0]['metric'].upper()} bytes"
         ax.set_title(f"{algorithm}: {what}", loc="left")
         handles = [Patch(color=tint(LIMITER_COLOURS[name], 0.22), label=f"limited by {name}") for name in limiters]
-        handles.append(Line2D([], [], color=text_colour(algorithm), linewidth=2.4, label=f"target {shown(target)}"))
+        if data.count() < data.size:
+            handles.append(Patch(facecolor="white", edgecolor=MUTED, label="cannot run"))
+        said = f"target {shown(target)}{met}"
+        handles.append(Line2D([], [], color=text_colour(algorithm), linewidth=2.4, label=said))
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure, ax
 
