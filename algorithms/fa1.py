@@ -79,6 +79,8 @@ IMPLEMENTATIONS = {
     ),
 }
 DEFAULT = "flash_attn_1"
+#: Where to look for tiles that answer the hardware: said when a search of tiles finds nothing to choose here.
+OTHER_TILES = "fa1:flash_attn_1_sram takes the paper's blocks, which grow with SRAM"
 
 
 def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: list[str]) -> tuple[Role, ...]:

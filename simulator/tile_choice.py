@@ -16,9 +16,10 @@ from simulator.program import Program
 
 #: Events of a replay that only ranks tiles, and how many of the best are then simulated in full.
 RANKING_EVENTS = 20_000
-FINALISTS = 3
+FINALISTS = 4
 #: Keys of a tile that the first round tries, beside the most that fit.
 FIRST_KEYS = (64, 128)
+FIRST_STAGES = (1, 2)
 #: Gains below this are the model's noise, not a reason to leave the shipped tile.
 LEAST_GAIN = 0.002
 
@@ -71,7 +72,9 @@ def program_with_tiles(
         choice = TileChoice.parse(tiles)
         return call.program(choice), f"tiles: {choice} as asked (rows x keys x stages x warpgroups)"
     if problem.pass_ != "fwd" or not hasattr(algorithm_module(algorithm), "forward_tile"):
-        return call.program(), f"tiles: those of {algorithm}'s {problem.pass_} kernels are fixed; nothing to choose"
+        elsewhere = getattr(algorithm_module(algorithm), "OTHER_TILES", "") if problem.pass_ == "fwd" else ""
+        said = f"tiles: those of {algorithm}'s {problem.pass_} kernels are fixed; nothing to choose"
+        return call.program(), "; ".join(filter(None, (said, elsewhere)))
     return _fastest(call)
 
 
@@ -123,7 +126,7 @@ def _shipped(call: _Call) -> tuple[Program | None, str]:
 
 
 def _ranked(call: _Call, legal: list) -> list[tuple[float, object]]:
-    """Tiles by time: a first round over shapes with two stages, then the neighbours of the best."""
+    """Tiles by time: a first round over shapes with one stage and with two, then the neighbours of the best."""
     times: dict[object, float] = {}
 
     def look(choices) -> None:
@@ -135,9 +138,9 @@ def _ranked(call: _Call, legal: list) -> list[tuple[float, object]]:
     shapes = sorted({(c.tile_m, c.warpgroups) for c in legal})
     for tile_m, warpgroups in shapes:
         same = [c for c in legal if (c.tile_m, c.warpgroups) == (tile_m, warpgroups)]
-        stages = 2 if any(c.stages == 2 for c in same) else min(c.stages for c in same)
-        keys = [c.tile_n for c in same if c.stages == stages]
-        look(c for c in same if c.stages == stages and c.tile_n in (*FIRST_KEYS, max(keys)))
+        for stages in FIRST_STAGES:
+            keys = [c.tile_n for c in same if c.stages == stages]
+            look(c for c in same if c.stages == stages and c.tile_n in (*FIRST_KEYS, max(keys)))
     for _ in range(2):
         for choice in sorted(times, key=lambda c: (times[c], c))[:FINALISTS]:
             look(replace(choice, tile_n=choice.tile_n + step) for step in (-32, -16, 16, 32))
