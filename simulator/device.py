@@ -18,7 +18,7 @@ from simulator.memory import L2, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
-from simulator.program import Kernel, Load
+from simulator.program import Index, Kernel, Load, Loop
 from simulator.read_sharing import unseen_read_bytes
 from simulator.sm import TICKS_PER_CYCLE
 from simulator.sm_costs import CAUSES, SmSpec
@@ -99,39 +99,38 @@ class _Prepared:
         self.ctas_each = bundle * kernel.ctas_each
         self.outer = next((t.coord for t in kernel.trips if any(o.outer == t.coord for o in kernel.trips)), None)
         self.segments = [t for t in kernel.trips if t.coord != self.outer]
-        first = self._bundle_starts() if bundle > 1 else np.arange(kernel.ctas)
-        self.first = first
-        coords = {name: values[first] for name, values in kernel.coords.items()}
-        self.coords, n = coords, len(first)
-        self.sizes = np.diff(np.append(first, kernel.ctas))
-        self.n = n
+        first, coords = np.arange(kernel.ctas), kernel.coords
+        if bundle > 1:
+            first = self._bundle_starts()
+            coords = {name: values[first] for name, values in coords.items()}
+        self.coords = coords
+        self.n = n = len(first)
         accesses = kernel_accesses(kernel)
-        self.seg_count, self.seg_step = np.zeros((len(self.segments), n), np.int64), []
-        counts: dict[str, int] = {}
+        names = [t.coord for t in self.segments]
+        longest: dict[str, int] = {}
         for access in accesses:
             for loop in access.loops:
                 for name, _ in loop.count.terms:
-                    if name in (t.coord for t in self.segments):
-                        counts[name] = max(counts.get(name, -(10**9)), loop.count.const)
-        self.lost_trips = []
-        for i, trip in enumerate(self.segments):
-            const = counts.get(trip.coord, 0)
-            self.lost_trips.append(-const)
-            self.seg_count[i] = np.maximum(coords[trip.coord] + const, 0)
-            self.seg_step.append(trip.outer_step)
-        self.outer_count = coords[self.outer] if self.outer else np.ones(n, np.int64)
-        self.rows, bases = [], []
-        for access in accesses:
-            self.rows.append(self._row(access, l2, counts))
-            place, zero = access.tile, {loop.var: 0 for loop in access.loops}
-            indices = (place.head, place.row, place.col)
-            base = [np.broadcast_to(np.asarray(index.at(coords | zero)), (n,)) for index in indices]
-            bases.append(np.stack(base))
-        self.acc_int = np.array(self.rows, np.int64).reshape(len(accesses), 13)
-        self.acc_base = (
-            np.ascontiguousarray(np.stack(bases), dtype=np.int64) if bases else np.zeros((0, 3, n), np.int64)
-        )
+                    if name in names:
+                        longest[name] = max(longest.get(name, -(10**9)), loop.count.const)
+        self.lost_trips = [-longest.get(name, 0) for name in names]
+        self.seg_step = np.array([trip.outer_step for trip in self.segments], np.int64)
+        self.outer_count = coords[self.outer] if self.outer else 1
         self.has_outer = self.outer is not None
+        #: Columns of the table of CTAs, of which equal ones are kept once.
+        self._columns: list[np.ndarray | int] = [0, self.outer_count]
+        self._columns += [np.maximum(coords[name] + longest.get(name, 0), 0) for name in names]
+        self._column_of: dict[object, int] = {}
+        rows = [self._row(access, l2, longest) for access in accesses]
+        # position by position, in the text's order within each
+        order = sorted(range(len(rows)), key=lambda a: rows[a][0])
+        positions = np.array([rows[a][0] for a in order], np.int64)
+        self.accesses = np.array([rows[a][1] for a in order], np.int64).reshape(len(rows), engine.ACCESS_COLUMNS)
+        bounds = np.arange(len(names) + engine.POSITIONS + 1) - engine.POSITIONS
+        self.first_access = np.searchsorted(positions, bounds)
+        self.ctas = np.empty((n, len(self._columns)), np.int64)
+        for column, values in enumerate(self._columns):
+            self.ctas[:, column] = values
 
     def _bundle_starts(self) -> np.ndarray:
         """First CTA of each bundle: runs of CTAs whose coordinates differ only by the next rows."""
@@ -149,17 +148,28 @@ class _Prepared:
     def aligned(self, chunk: int, l2: L2) -> np.ndarray:
         """By segment, the access whose L2 blocks (``chunk`` tiles each) the chunks of iterations follow; -1: none."""
         found = np.full(len(self.segments), -1, np.int64)
-        for index, row in enumerate(self.rows):
-            tensor, _kind, segment, rows, row_step = row[0], row[1], row[2], row[3], row[7]
-            if chunk > 1 and segment >= 0 and abs(row_step) == rows and l2.shape[tensor, 3] == chunk * rows:
-                found[segment] = index
+        for segment in range(len(self.segments)):
+            for index in range(*self.first_access[segment + engine.POSITIONS :][:2]):
+                tensor, rows, step = self.accesses[index, [engine.TENSOR, engine.ROWS, engine.ROW_INNER]]
+                if chunk > 1 and abs(step) == rows and l2.shape[tensor, 3] == chunk * rows:
+                    found[segment] = index
         return found
 
-    def _row(self, access: Access, l2: L2, counts: dict[str, int]) -> list[int]:
+    def _column(self, index: Index, loops: tuple[Loop, ...]) -> int:
+        """The column of the table of CTAs that holds ``index`` at the first iterations of ``loops``."""
+        zero = {loop.var for loop in loops}
+        key = (index.const, tuple(term for term in index.terms if term[0] not in zero))
+        if key not in self._column_of:
+            self._column_of[key] = len(self._columns)
+            self._columns.append(np.asarray(index.at(self.coords | dict.fromkeys(zero, 0)), np.int64))
+        return self._column_of[key]
+
+    def _row(self, access: Access, l2: L2, longest: dict[str, int]) -> tuple[int, list[int]]:
+        """Position and columns of ``access``, as :mod:`simulator.replay` has them."""
         place = access.tile
-        segment, lag, repeats, inner, outer = engine.PROLOGUE, 0, 1, None, None
+        position, lag, repeats, inner, outer = engine.PROLOGUE, 0, 1, None, None
         if access.position == "epilogue":
-            segment = engine.EPILOGUE
+            position = engine.EPILOGUE
         names = [t.coord for t in self.segments]
         for loop in access.loops:
             trip = next((name for name, _ in loop.count.terms if name in names or name == self.outer), None)
@@ -167,32 +177,30 @@ class _Prepared:
                 repeats *= max(1, loop.count.const)
             elif trip == self.outer:
                 outer = loop.var
-                segment = engine.OUTER if segment < 0 else segment
+                position = engine.OUTER if position < 0 else position
             else:
-                segment, inner = names.index(trip), loop.var
-                lag = loop.count.const - counts[trip]
-        terms = [dict(ix.terms) for ix in (place.head, place.row, place.col)]
+                position, inner = names.index(trip), loop.var
+                lag = loop.count.const - longest[trip]
         kind = ACCUMULATE if access.accumulate else WRITE if access.is_write else READ
-        coefficients = [t.get(v, 0) if v else 0 for t in terms for v in (inner, outer)]
-        rows = place.rows * (self.bundle if self.bundle > 1 and "row0" in terms[1] else 1)
-        return [
-            l2.names.index(place.tensor.name), kind, segment, rows, place.cols,
-            *coefficients, lag, repeats,
-        ]  # fmt: skip
+        bundled = self.bundle > 1 and any(name == "row0" for name, _ in place.row.terms)
+        row = [l2.names.index(place.tensor.name), kind, place.rows * (self.bundle if bundled else 1), place.cols]
+        for index in (place.head, place.row, place.col):
+            terms = dict(index.terms)
+            row += [self._column(index, access.loops), *(terms.get(v, 0) if v else 0 for v in (inner, outer))]
+        return position, [*row, lag, repeats]
 
 
 def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: float):
-    """Timing tables in ticks: class of each CTA, overhead by class (length of its main loop, the last class for all
-    longer ones), first extra, period by segment (last row: the outer loop's own cost)."""
+    """Timing tables in ticks: overhead by class (length of its main loop, the last class for all longer ones), first
+    extra, period by segment (last row: the outer loop's own cost). Gives each CTA its class."""
     trips = prepared.kernel.trips
     k = len(timings[0].latencies_cycles)
     scale = TICKS_PER_CYCLE * prepared.ctas_each
     n_seg = len(prepared.segments)
     classes = max(len(t.short_overhead_cycles) for t in timings) + 1
     main = timings[0].main
-    cta_class = np.zeros(prepared.n, np.int64)
     if main is not None:
-        cta_class[:] = np.minimum(prepared.coords[trips[main].coord], classes - 1)
+        prepared.ctas[:, engine.CLASS] = np.minimum(prepared.coords[trips[main].coord], classes - 1)
     overhead, first = np.zeros((2, classes, k)), np.zeros((2, k))
     period = np.zeros((2, n_seg + 1, k))
     for r in range(2):
@@ -214,7 +222,7 @@ def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: floa
                     overhead[r] += prepared.lost_trips[s] * values
     # a longer latency never shortens anything; beyond its grid the replay extends the last slope, so it must not fall
     overhead, period = (np.maximum.accumulate(np.maximum(table, 0.0), axis=-1) for table in (overhead, period))
-    return cta_class, overhead, first, period
+    return overhead, first, period
 
 
 def run_kernel(
@@ -244,7 +252,7 @@ def run_kernel(
     gap = gap if kernel.launch_gap_cycles is None else kernel.launch_gap_cycles
     timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
     prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
-    cta_class, overhead, first, period = _tables(prepared, timings, gap)
+    overhead, first, period = _tables(prepared, timings, gap)
 
     n = prepared.n
     plan = Plan(n, 0, 1) if log else plan_replay(kernel, slots, l2.capacity, budget, prepared.bundle)
@@ -261,26 +269,24 @@ def run_kernel(
     latency = physics.memory_latency_factor
     weights = np.zeros((2, len(prepared.segments) + 2, len(LATENCY_GRID_CYCLES)))
     stalls, busy = np.zeros(3), np.zeros(2)
+    leaves = 1 << (slots - 1).bit_length()
     snap_time, snap_bytes = np.zeros(len(snapshots), np.int64), np.zeros((len(snapshots), *before.shape), np.int64)
     end, slot_busy, l2_free, hbm_free = engine.replay(
-        1 if kernel.schedule == "static" else 0,
-        plan.simulate,
+        kernel.schedule == "static",
         slots,
         profile.num_sms,
         prepared.has_outer,
-        np.ascontiguousarray(prepared.outer_count, dtype=np.int64),
-        prepared.seg_count,
-        np.array(prepared.seg_step, np.int64),
+        prepared.ctas[: plan.simulate],
+        prepared.seg_step,
         np.full(len(prepared.segments), plan.chunk, np.int64),
         prepared.aligned(plan.chunk, l2),
-        prepared.acc_int,
-        prepared.acc_base,
+        prepared.accesses,
+        prepared.first_access,
         l2.shape,
         l2.capacity,
         l2.cache,
         l2.counters,
         np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE,
-        cta_class,
         overhead,
         first,
         period,
@@ -302,10 +308,10 @@ def run_kernel(
         busy,
         snap_time,
         snap_bytes,
-        np.zeros((6, slots), np.int64),
+        np.zeros((slots, engine.SLOT_COLUMNS), np.int64),
         np.zeros(profile.num_sms, np.int64),
-        np.zeros(slots + 1, np.int64),
-        np.zeros(slots + 1, np.int64),
+        np.zeros(leaves, np.int64),
+        np.zeros(2 * leaves, np.int64),
     )
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
     end = max(float(end), l2_free, hbm_free)

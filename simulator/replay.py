@@ -13,8 +13,24 @@ import numpy as np
 from simulator.compiled import compiled
 from simulator.l2_blocks import READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_tile
 
-# positions of an access relative to the loops of its CTA
+# positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
+#: Accesses are listed position by position, EPILOGUE's and OUTER's first: those of ``p`` begin at ``first[p + POSITIONS]``.
+POSITIONS = 3
+# columns of an access: its columns of head, row and column in the table of CTAs, what an iteration of the inner and of
+# the outer loop adds to each, what its count of iterations differs by from its segment's, and how often it is repeated
+TENSOR, KIND, ROWS, COLS = 0, 1, 2, 3
+HEAD, HEAD_INNER, HEAD_OUTER, ROW, ROW_INNER, ROW_OUTER, COL, COL_INNER, COL_OUTER = 4, 5, 6, 7, 8, 9, 10, 11, 12
+LAG, REPEATS = 13, 14
+ACCESS_COLUMNS = 15
+# columns of the table of CTAs: row of the overhead table (by length of the main loop), outer iterations, then iterations
+# by segment and the values that places start from
+CLASS, ROUNDS, COUNTS = 0, 1, 2
+# columns of a slot's state
+_CTA, _PHASE, _ROUND, _SEGMENT, _ITERATION, _STARTED = 0, 1, 2, 3, 4, 5
+SLOT_COLUMNS = 8
+#: Key of a slot that has no event to come.
+NEVER = np.iinfo(np.int64).max
 
 
 @compiled
@@ -44,57 +60,51 @@ def _mixed(k, f, values, row, spread, into, w, times):
 
 
 @compiled
-def _heap_push(times, slots, size, time, slot):
-    i = size
-    while i > 0:
-        p = (i - 1) >> 1
-        if times[p] < time or (times[p] == time and slots[p] < slot):
-            break
-        times[i], slots[i] = times[p], slots[p]
-        i = p
-    times[i], slots[i] = time, slot
+def _settle(tree, leaves, slot, key):
+    """Give ``slot`` another ``key`` in a tree of losers: ``tree[0]`` becomes the least key of all slots.
+
+    A node keeps the greater key of the match that was played there, so a slot's way to the root is known beforehand
+    (a heap's is not), and a key that changes plays only the matches on that way.
+    """
+    node = (slot + leaves) >> 1
+    while node > 0:
+        other = tree[node]
+        tree[node] = max(key, other)
+        key = min(key, other)
+        node >>= 1
+    tree[0] = key
 
 
 @compiled
-def _heap_replace_root(times, slots, size, time, slot):
-    """Put another entry in place of the root of a heap of ``size`` entries."""
-    i = 0
-    while True:
-        c = 2 * i + 1
-        if c >= size:
-            break
-        if c + 1 < size and (times[c + 1] < times[c] or (times[c + 1] == times[c] and slots[c + 1] < slots[c])):
-            c += 1
-        if time < times[c] or (time == times[c] and slot < slots[c]):
-            break
-        times[i], slots[i] = times[c], slots[c]
-        i = c
-    times[i], slots[i] = time, slot
+def _first_matches(tree, keys, leaves):
+    """Play all matches of ``keys`` (a tree of winners: scratch, its leaves from ``leaves`` on)."""
+    for node in range(leaves - 1, 0, -1):
+        left, right = keys[2 * node], keys[2 * node + 1]
+        keys[node] = min(left, right)
+        tree[node] = max(left, right)
+    tree[0] = keys[1]
 
 
 @compiled
 def replay(
-    first_slot_of,  # 0 grid/dynamic, 1 static
-    n_cta,
+    static,  # CTA i runs on slot i modulo n_slots; else the next CTA goes to the first free slot
     n_slots,
     n_sms,
     has_outer,  # whether outer iterations cost or touch anything themselves
-    outer_count,  # [cta]
-    seg_count,  # [seg, cta]
+    ctas,  # [cta, column]
     seg_step,  # [seg] change of the count per outer iteration
     seg_chunk,  # [seg]
     seg_align,  # [seg] access whose L2 blocks bound the chunks, or -1
-    acc_int,  # [acc, 14]: tensor, write, segment, rows, cols, head/row/col inner and outer coefficients, lag, repeats
-    acc_base,  # [acc, 3, cta] head, row, col
+    accesses,  # [acc, column] by position
+    first,  # [seg + POSITIONS + 1] the first access of a position
     shape,
     capacity,
     cache,
     counters,
     grid,  # latency grid in ticks
-    cta_class,  # [cta] row of the overhead table: by length of the main loop
     overhead,  # [2, class, k]
     first_extra,  # [2, k]
-    period,  # [2, seg, k]
+    period,  # [2, seg + 1, k]
     occupancy,
     requests,  # how many times in turn a CTA of the list asks for its bytes: CTAs it stands for x loads of each
     launch_gap,
@@ -113,88 +123,89 @@ def replay(
     busy,  # [2] out: ticks that L2 and HBM were busy
     snap_time,  # [snapshot] out
     snap_bytes,  # [snapshot, 4, tensor] out
-    slot_state,  # [6, slot] scratch
+    state,  # [slot, SLOT_COLUMNS] scratch
     active,  # [sm] scratch: CTAs on it
-    times,  # [slot + 1] scratch: the heap of events, with slots
-    slots,  # [slot + 1] scratch
+    tree,  # [leaves] scratch: the next event; leaves: the least power of two that is not below n_slots
+    keys,  # [2 * leaves] scratch
 ):
-    n_seg = seg_count.shape[0]
-    n_acc = acc_int.shape[0]
+    n_cta, n_seg = ctas.shape[0], seg_step.shape[0]
+    leaves = tree.shape[0]
     scal = cache[1]
-    cta_of, phase, outer_i, seg_i, it, started = (
-        slot_state[0], slot_state[1], slot_state[2], slot_state[3], slot_state[4], slot_state[5],
-    )  # fmt: skip
-    size = 0
+    # an event's key: its time, then its slot in the lowest bits
+    shift = 0
+    while leaves >> shift > 1:
+        shift += 1
+    for leaf in range(leaves):
+        keys[leaves + leaf] = leaf if leaf < min(n_slots, n_cta) else NEVER
+    _first_matches(tree, keys, leaves)
     for s in range(min(n_slots, n_cta)):
-        _heap_push(times, slots, size, 0, s)
-        size += 1
-        cta_of[s] = s
+        state[s, _CTA] = s
     next_cta = min(n_slots, n_cta)
     l2_free, hbm_free = 0.0, 0.0
     end, slot_busy = 0, 0
 
-    while size > 0:
-        t, slot = times[0], slots[0]
-        cta = cta_of[slot]
+    while tree[0] != NEVER:
+        t, slot = tree[0] >> shift, tree[0] & (leaves - 1)
+        cta = state[slot, _CTA]
         sm = slot % n_sms
-        where = phase[slot]
+        o = state[slot, _ROUND]
         segment = PROLOGUE
         chunk = 1
-        if where == 0:
+        if state[slot, _PHASE] == 0:
             active[sm] += 1
-            started[slot] = t
+            state[slot, _STARTED] = t
+            state[slot, _ROUND], state[slot, _ITERATION], o = 0, 0, 0
             for q in range(snapshots.shape[0]):
                 if snapshots[q] == cta:
                     snap_time[q] = t
                     for j in range(4):
                         for tensor in range(counters.shape[1]):
                             snap_bytes[q, j, tensor] = counters[j, tensor]
-        elif where == 1:
+        else:
             # find the next segment with iterations left, entering outer iterations on the way
-            segment = -9
-            while outer_i[slot] < outer_count[cta]:
-                if seg_i[slot] < 0:
+            segment = EPILOGUE
+            while o < ctas[cta, ROUNDS]:
+                current = state[slot, _SEGMENT]
+                if current < 0:
                     segment = OUTER
                     break
-                if seg_i[slot] >= n_seg:
-                    outer_i[slot] += 1
-                    seg_i[slot] = -1 if has_outer else 0
+                if current >= n_seg:
+                    o += 1
+                    state[slot, _ROUND] = o
+                    state[slot, _SEGMENT] = -1 if has_outer else 0
                     continue
-                total = seg_count[seg_i[slot], cta] + seg_step[seg_i[slot]] * outer_i[slot]
-                if it[slot] < total:
-                    segment = seg_i[slot]
-                    chunk = min(seg_chunk[segment], total - it[slot])
+                total = ctas[cta, COUNTS + current] + seg_step[current] * o
+                it = state[slot, _ITERATION]
+                if it < total:
+                    segment = current
+                    chunk = min(seg_chunk[segment], total - it)
                     a = seg_align[segment]
                     if a >= 0:
                         # a chunk ends where a block of that many tiles does
-                        size_rows = acc_int[a, 3]
-                        place = acc_base[a, 1, cta] + acc_int[a, 7] * it[slot] + acc_int[a, 8] * outer_i[slot]
-                        within = (place // size_rows) % seg_chunk[segment]
-                        chunk = min(chunk, within + 1 if acc_int[a, 7] < 0 else seg_chunk[segment] - within)
+                        step = accesses[a, ROW_INNER]
+                        place = ctas[cta, accesses[a, ROW]] + step * it + accesses[a, ROW_OUTER] * o
+                        within = (place // accesses[a, ROWS]) % seg_chunk[segment]
+                        chunk = min(chunk, within + 1 if step < 0 else seg_chunk[segment] - within)
                     break
-                seg_i[slot] += 1
-                it[slot] = 0
-            if segment == -9:
-                segment = EPILOGUE
+                state[slot, _SEGMENT] = current + 1
+                state[slot, _ITERATION] = 0
+        i0 = state[slot, _ITERATION] if segment >= 0 else 0
         got, missed = 0, 0
         before = scal[WRITTEN_BACK]
-        for a in range(n_acc):
-            if acc_int[a, 2] != segment:
-                continue
-            o = outer_i[slot]
-            i0 = it[slot] if segment >= 0 else 0
+        for a in range(first[segment + POSITIONS], first[segment + POSITIONS + 1]):
+            access = accesses[a]
             n = chunk
             if segment >= 0:
-                own = seg_count[segment, cta] + seg_step[segment] * o + acc_int[a, 11]
+                own = ctas[cta, COUNTS + segment] + seg_step[segment] * o + access[LAG]
                 n = min(chunk, own - i0)
                 if n <= 0:
                     continue
-            rows, cols = acc_int[a, 3], acc_int[a, 4]
-            head = acc_base[a, 0, cta] + acc_int[a, 5] * i0 + acc_int[a, 6] * o
-            row = acc_base[a, 1, cta] + acc_int[a, 7] * i0 + acc_int[a, 8] * o
-            col = acc_base[a, 2, cta] + acc_int[a, 9] * i0 + acc_int[a, 10] * o
-            again = acc_int[a, 12]
-            visits, row_step, col_step = 1, acc_int[a, 7], acc_int[a, 9]
+            rows, cols = access[ROWS], access[COLS]
+            row_step, col_step = access[ROW_INNER], access[COL_INNER]
+            head = ctas[cta, access[HEAD]] + access[HEAD_INNER] * i0 + access[HEAD_OUTER] * o
+            row = ctas[cta, access[ROW]] + row_step * i0 + access[ROW_OUTER] * o
+            col = ctas[cta, access[COL]] + col_step * i0 + access[COL_OUTER] * o
+            again, visits = access[REPEATS], 1
             if n > 1:
                 if abs(row_step) > rows or abs(col_step) > cols:
                     # gaps between the tiles (FlashAttention-1's slices): one span would count what lies in them
@@ -213,16 +224,17 @@ def replay(
             if again > 1 and visits == 1 and capacity > 1 << 20:
                 # the same tile again: it is in the cache since the first time
                 extra, again = again - 1, 1
+            tensor, kind = access[TENSOR], access[KIND]
             for visit in range(again * visits):
                 i = visit % visits
                 b, m = access_tile(
-                    acc_int[a, 0], head, row + i * row_step, rows, col + i * col_step, cols, acc_int[a, 1], shape,
-                    capacity, cache, counters,
+                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, capacity, cache,
+                    counters,
                 )  # fmt: skip
                 got += b * (1 + extra)
                 missed += m
                 if extra > 0:
-                    counters[SM_READ if acc_int[a, 1] == READ else SM_WRITE, acc_int[a, 0]] += b * extra
+                    counters[SM_READ if kind == READ else SM_WRITE, tensor] += b * extra
         # shared bandwidth: requests queue in order of arrival
         done = float(t)
         hbm_bound = False
@@ -254,21 +266,21 @@ def replay(
 
         if segment == EPILOGUE:
             active[sm] -= 1
-            slot_busy += t - started[slot]
+            started = state[slot, _STARTED]
+            slot_busy += t - started
             if t > end:
                 end = t
             if cta_log.shape[0] > 0:
-                cta_log[cta, 0], cta_log[cta, 1], cta_log[cta, 2] = slot, started[slot], t
-            following = cta + n_slots if first_slot_of == 1 else next_cta
+                cta_log[cta, 0], cta_log[cta, 1], cta_log[cta, 2] = slot, started, t
+            following = cta + n_slots if static else next_cta
             if following < n_cta:
-                if first_slot_of == 0:
+                if not static:
                     next_cta += 1
-                cta_of[slot] = following
-                phase[slot] = 0
-                _heap_replace_root(times, slots, size, t + launch_gap, slot)
+                state[slot, _CTA] = following
+                state[slot, _PHASE] = 0
+                _settle(tree, leaves, slot, ((t + launch_gap) << shift) | slot)
             else:
-                size -= 1
-                _heap_replace_root(times, slots, size, times[size], slots[size])
+                _settle(tree, leaves, slot, NEVER)
             continue
 
         w = 0.0
@@ -276,24 +288,22 @@ def replay(
             w = (active[sm] - 1.0) / (occupancy - 1.0)
         k, f = _grid_point(grid, x)
         if segment == PROLOGUE:
-            duration = _mixed(k, f, overhead, cta_class[cta], weights, n_seg, w, 1.0)
+            duration = _mixed(k, f, overhead, ctas[cta, CLASS], weights, n_seg, w, 1.0)
             if cta < n_slots:
                 for crowd, part in ((0, 1.0 - w), (1, w)):
                     duration += part * (first_extra[crowd, k] + f * (first_extra[crowd, k + 1] - first_extra[crowd, k]))
-            phase[slot] = 1
-            outer_i[slot] = 0
-            seg_i[slot] = -1 if has_outer else 0
-            it[slot] = 0
+            state[slot, _PHASE] = 1
+            state[slot, _SEGMENT] = -1 if has_outer else 0
         elif segment == OUTER:
             # the cost of an outer iteration itself is the last row of the period table
             duration = _mixed(k, f, period, n_seg, weights, n_seg + 1, w, 1.0)
-            seg_i[slot] = 0
-            it[slot] = 0
+            state[slot, _SEGMENT] = 0
+            state[slot, _ITERATION] = 0
         else:
             duration = chunk * _mixed(k, f, period, segment, weights, segment, w, float(chunk))
-            it[slot] += chunk
+            state[slot, _ITERATION] += chunk
         stalls[0 if hbm_bound else 1] += queue * parts
         stalls[2] += latency * parts
-        _heap_replace_root(times, slots, size, t + np.int64(duration + 0.5), slot)
+        _settle(tree, leaves, slot, ((t + np.int64(duration + 0.5)) << shift) | slot)
     # with the drain of posted writes
     return end, slot_busy, l2_free, hbm_free
