@@ -15,7 +15,7 @@ from simulator.l2_blocks import READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_ti
 
 # positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
-#: Accesses are listed position by position, EPILOGUE's and OUTER's first: those of ``p`` begin at ``first[p + POSITIONS]``.
+#: Accesses are listed position by position, the least first: those of ``p`` begin at ``first[p + POSITIONS]``.
 POSITIONS = 3
 # columns of an access: its columns of head, row and column in the table of CTAs, what an iteration of the inner and of
 # the outer loop adds to each, what its count of iterations differs by from its segment's, and how often it is repeated
@@ -23,8 +23,8 @@ TENSOR, KIND, ROWS, COLS = 0, 1, 2, 3
 HEAD, HEAD_INNER, HEAD_OUTER, ROW, ROW_INNER, ROW_OUTER, COL, COL_INNER, COL_OUTER = 4, 5, 6, 7, 8, 9, 10, 11, 12
 LAG, REPEATS = 13, 14
 ACCESS_COLUMNS = 15
-# columns of the table of CTAs: row of the overhead table (by length of the main loop), outer iterations, then iterations
-# by segment and the values that places start from
+# columns of the table of CTAs: row of the overhead table (by length of the main loop), outer iterations, iterations
+# by segment, then the values that places start from
 CLASS, ROUNDS, COUNTS = 0, 1, 2
 # columns of a slot's state
 _CTA, _PHASE, _ROUND, _SEGMENT, _ITERATION, _STARTED = 0, 1, 2, 3, 4, 5
