@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import fsum
 
 from algorithms.instruction_counts import InstructionMix
 from simulator.program import Compute, Instructions, Matmul, walk_ops
@@ -20,7 +21,7 @@ def residual_instructions(ops: Iterable, mix: InstructionMix, elements: int) -> 
                 modelled[unit] += amount
     fma = max(0.0, mix.fma * elements - modelled["fma"])
     alu = max(0.0, mix.alu * elements - modelled["alu"] - modelled["convert"])
-    issue = (mix.issue - mix.tensor) * elements - sum(modelled.values()) - fma - alu
+    issue = (mix.issue - mix.tensor) * elements - fsum(modelled.values()) - fma - alu
     return tuple((unit, amount) for unit, amount in (("fma", fma), ("alu", alu), ("issue", max(0.0, issue))) if amount)
 
 

@@ -8,6 +8,8 @@ carried by :func:`beyond`.
 
 from __future__ import annotations
 
+from math import fsum
+
 from algorithms.instruction_counts import InstructionMix
 from simulator.program import Compute, Instructions
 from simulator.tile_ops import TILE_OPS, TileOp, work_of
@@ -45,6 +47,6 @@ def beyond(
         for unit, counted in (("fma", mix.fma), ("alu", mix.alu), ("exp", mix.xu))
     }
     counted = mix.issue * elements + mix.issue_per_thread * threads
-    lanes["issue"] = max(0.0, counted - sum(modelled.values()) - sum(lanes.values()))
+    lanes["issue"] = max(0.0, counted - fsum(modelled.values()) - fsum(lanes.values()))
     work = tuple((unit, amount / parts) for unit, amount in lanes.items() if amount)
     return [Instructions(name, work)] * parts

@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from pathlib import Path
 
 import numpy as np
@@ -145,10 +146,10 @@ def clock_of(row: _Row, profile: Profile, physics: Physics) -> Callable[[Physics
     result = simulate_row(row, profile, physics, row.target)
     calls = Conditions(row.case.conditions.l2_state).calls
     activities = [(k.time_us, kernel_activity(k, profile, calls)) for k in result.kernels]
-    total = sum(time for time, _ in activities)
+    total = fsum(time for time, _ in activities)
 
     def clock_mhz(trial: Physics) -> float:
-        return sum(t * loaded_clock_hz(profile, trial, a) for t, a in activities) / total / 1e6
+        return fsum(t * loaded_clock_hz(profile, trial, a) for t, a in activities) / total / 1e6
 
     return clock_mhz
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import fsum
 
 from algorithms import MODULES, algorithm_module, default_implementation
 from algorithms.varlen import is_varlen, padded
@@ -90,7 +91,7 @@ class Entry:
             "percent_of_peak": self.percent_of_peak,
             "matmul_flop": work.pop("matmul", 0),
             "exp_ops": work.pop("exp", 0),
-            "other_ops": sum(work.values()),
+            "other_ops": fsum(work.values()),
             "flop_per_hbm_byte": r.arithmetic_intensity,
             "ridge_flop_per_byte": r.ridge_flop_per_byte,
             "speedup_over_standard": self.speedup,

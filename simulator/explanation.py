@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum
 
 from simulator.comparison import matmul_path
 from simulator.profile import Profile
@@ -82,7 +83,7 @@ def _headline(first: Result, second: Result, names: tuple[str, str], profile: Pr
 
 def _units(result: Result) -> dict[str, float]:
     work = dict(result.work)
-    return {"matmul": work.pop("matmul", 0.0), "exp": work.pop("exp", 0.0), "other": sum(work.values())}
+    return {"matmul": work.pop("matmul", 0.0), "exp": work.pop("exp", 0.0), "other": fsum(work.values())}
 
 
 def _work_sentence(first: Result, second: Result, names: tuple[str, str]) -> str:

@@ -8,6 +8,7 @@ what summing its splits moves. Nothing is fitted to a measured product.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import fsum
 
 from algorithms.common import ceil_div, fastest_path
 from algorithms.kernels_gemm import GemmKernel, gemm_kernel
@@ -128,7 +129,7 @@ def _cost_cycles(
 def _overlapped(*cycles: float) -> float:
     """The longest, and :data:`SHOWN` of the others: of two kernels bound alike, less work beside the bound wins."""
     longest = max(cycles)
-    return longest + SHOWN * (sum(cycles) - longest)
+    return longest + SHOWN * (fsum(cycles) - longest)
 
 
 def _reuse(kernel: GemmKernel) -> float:

@@ -8,6 +8,7 @@ programs carry bytes and instructions; unlike attention's they are not read by t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import fsum
 
 import numpy as np
 
@@ -175,7 +176,7 @@ def stream_program(spec: Stream, dtype: str = "bf16") -> Program:
     elements = rows * columns
     lanes = {"fma": mix.fma, "alu": mix.alu, "exp": mix.xu}
     work = tuple((unit, n * elements) for unit, n in lanes.items() if n)
-    work += (("issue", max(0.0, mix.issue - sum(lanes.values())) * elements),)
+    work += (("issue", max(0.0, mix.issue - fsum(lanes.values())) * elements),)
     stores = []
     for t in outs:
         result = Buffer(t.name, rows, t.cols, t.dtype)

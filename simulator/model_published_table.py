@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from math import fsum
 from pathlib import Path
 
 from simulator.model_published import Row, predict_published, published_rows
@@ -52,7 +53,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
     # the first row of a table of speed-ups is one by definition
     ratios = [abs(r.error) for r, ratio in zip(rows, speedup, strict=True) if ratio and r.error]
     return [
-        f"{name}: mean error {sum(errors) / len(errors):.1%}, {sum(e <= WITHIN for e in errors)} of {len(errors)} "
+        f"{name}: mean error {fsum(errors) / len(errors):.1%}, {sum(e <= WITHIN for e in errors)} of {len(errors)} "
         f"within {WITHIN:.0%}"
         for name, errors in (("rates", rates), ("speed-ups", ratios))
         if errors

@@ -15,6 +15,7 @@ dense peak of the datasheet; ``hfu`` is what the tensor cores execute: without s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import fsum
 
 from simulator.errors import InputError
 from simulator.model_memory import Memory, inference_memory, least_recompute, training_memory
@@ -117,7 +118,7 @@ class ModelRun:
 
     def group_us(self, group: str) -> float:
         """Time of one group of kernels."""
-        return sum(line.time_us for line in self.lines if line.work.group == group)
+        return fsum(line.time_us for line in self.lines if line.work.group == group)
 
     def groups(self) -> dict[str, float]:
         """Time by group, the longest first."""
@@ -309,7 +310,7 @@ def _run(
         raise InputError(f"--launch: {launch!r} is unknown; use {', '.join(LAUNCHES)}")
     notes = list(notes or ())
     gpu, dtype = simulator.gpu, simulator.dtype
-    gpu_us = sum(line.time_us for line in lines)
+    gpu_us = fsum(line.time_us for line in lines)
     launches = sum(line.work.count * line.each.launches for line in lines)
     # a captured graph is launched once; an eager framework's host prepares every kernel while the GPU works
     host_us = launches * simulator.physics.host_launch_us if launch == "eager" else simulator.physics.graph_launch_us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from simulator.model_decode import Crossing, GroupIntensity, Intensity, SplitGain, half_attention_context
@@ -62,7 +63,7 @@ def print_run(console: Console, run: ModelRun, swap: Swap | None, kernels: int) 
 
 
 def _part_us(run: ModelRun, group: str, phase: str) -> float:
-    return sum(e.time_us for e in run.lines if e.work.group == group and e.work.phase == phase)
+    return fsum(e.time_us for e in run.lines if e.work.group == group and e.work.phase == phase)
 
 
 def _totals(run: ModelRun) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import fsum
 from typing import Any
 
 from simulator.errors import InputError
@@ -241,10 +242,10 @@ def _slope(points: list[tuple[float, float]]) -> tuple[float, float]:
         return 0.0, 0.0
     x = [math.log(factor) for factor, _ in points]
     y = [math.log(quantity) for _, quantity in points]
-    middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - middle_x) ** 2 for a in x)
-    slope = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread
-    left = sum((b - middle_y - slope * (a - middle_x)) ** 2 for a, b in zip(x, y, strict=True))
+    middle_x, middle_y = fsum(x) / len(x), fsum(y) / len(y)
+    spread = fsum((a - middle_x) ** 2 for a in x)
+    slope = fsum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread
+    left = fsum((b - middle_y - slope * (a - middle_x)) ** 2 for a, b in zip(x, y, strict=True))
     return slope, math.sqrt(left / (len(points) - 2) / spread) if len(points) > 2 else 0.0
 
 

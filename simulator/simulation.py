@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import fsum
 
 from simulator.accesses import kernel_accesses
 from simulator.clock import Activity, loaded_clock_hz, loaded_share
@@ -148,11 +149,11 @@ def run_program(
     time_us = start_us + (physics.graph_launch_us if conditions.timing == "graph" else 0.0)
     waits = _combine_waits(kernels, time_us)
     problem = program.problem
-    work = {unit: sum(k.work[unit] for k in kernels) for unit in ("matmul", *UNITS)}
+    work = {unit: fsum(k.work[unit] for k in kernels) for unit in ("matmul", *UNITS)}
     path = max(kernels, key=lambda k: k.work["matmul"]).path
     dtype = tensor_dtype(problem.dtype)
-    busy_us = sum(k.time_us for k in kernels) or 1.0
-    clock_mhz = sum(k.cycles for k in kernels) / busy_us
+    busy_us = fsum(k.time_us for k in kernels) or 1.0
+    clock_mhz = fsum(k.cycles for k in kernels) / busy_us
     return Result(
         algorithm=program.algorithm,
         implementation=program.implementation,
@@ -320,7 +321,7 @@ def _combine_waits(kernels: list[KernelResult], time_us: float) -> dict[str, flo
     for kernel in kernels:
         for cause, share in kernel.waits.items():
             total[cause] = total.get(cause, 0.0) + share * kernel.time_us / time_us
-    total["launch"] = total.get("launch", 0.0) + 1.0 - sum(k.time_us for k in kernels) / time_us
+    total["launch"] = total.get("launch", 0.0) + 1.0 - fsum(k.time_us for k in kernels) / time_us
     return total
 
 

@@ -7,6 +7,7 @@ different problem sizes compile to equal programs and share one simulation.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import fsum
 
 from simulator.physics import Physics
 from simulator.problem import DTYPE_BYTES
@@ -174,7 +175,7 @@ def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
         "fp32": lanes.get("fma", 0.0) / spec.fma,
         "alu": lanes.get("alu", 0.0) / spec.alu + convert / spec.convert,
         "exp": lanes.get("exp", 0.0) / spec.exp,
-        "issue": sum(amount for unit, amount in lanes.items() if unit != "wavefronts") / spec.issue_lanes,
+        "issue": fsum(amount for unit, amount in lanes.items() if unit != "wavefronts") / spec.issue_lanes,
         "smem": lanes.get("wavefronts", 0.0) * SMEM_LINE_BYTES / spec.smem_bytes,
     }
     return {pipe: amount for pipe, amount in cycles.items() if amount > 0}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from math import fsum
 
 import numpy as np
 
@@ -100,9 +101,9 @@ def _steady(ends: tuple[float, ...]) -> tuple[float, bool]:
         if n < (2 if pattern == 1 else 7 * pattern):
             break
         late, early = steps[-pattern:], steps[-2 * pattern : -pattern]
-        period = sum(late) / pattern
+        period = fsum(late) / pattern
         if all(abs(a - b) <= 1e-3 * period for a, b in zip(late, early, strict=True)) and (
-            abs(sum(late) - sum(early)) <= 2e-4 * sum(late)
+            abs(fsum(late) - fsum(early)) <= 2e-4 * fsum(late)
         ):
             return period, True
     n = max(n, 1)
@@ -199,14 +200,14 @@ def _time_marked(
                 # a condition, which cannot hold twice: it costs what its absence saves
                 step, other = -1, run_with(**{trip.coord: count - 1, trips[main].coord: few})
             periods[i] = max(0.0, step * (last_tile(other) - usual))
-    beside = sum(base[t.coord] * periods[i] for i, t in enumerate(trips) if i != main)
+    beside = fsum(base[t.coord] * periods[i] for i, t in enumerate(trips) if i != main)
     overhead = last_tile(run) - length * period - beside
     short = [tiles[n] - n * period - beside for n in range(inside)]
     for n in profile.short:
         if n < length:
             short += [overhead] * (n + 1 - len(short))
             short[n] = last_tile(run_with(**{trips[main].coord: n})) - n * period - beside
-    done = [sum(base[t.coord] * waits[i][c] for i, t in enumerate(trips)) for c in range(len(CAUSES))]
+    done = [fsum(base[t.coord] * waits[i][c] for i, t in enumerate(trips)) for c in range(len(CAUSES))]
     return _Point(
         overhead,
         max(0.0, run.tile_ends_cycles[0][-1] - last_tile(run)),
@@ -255,8 +256,8 @@ def _time_nested(
                 waits[i] = tuple(a - count * b for a, b in zip(waits[i], waits[j], strict=True))
         periods[i] = max(0.0, periods[i])
     counts = [base[t.coord] * (base[t.outer] if t.outer else 1) for t in trips]
-    loops = sum(n * p for n, p in zip(counts, periods, strict=True))
-    done = [sum(n * w[c] for n, w in zip(counts, waits, strict=True)) for c in range(len(CAUSES))]
+    loops = fsum(n * p for n, p in zip(counts, periods, strict=True))
+    done = [fsum(n * w[c] for n, w in zip(counts, waits, strict=True)) for c in range(len(CAUSES))]
     first = marginal = start.end_cycles - loops
     if persistent:
         thrice = run_sm(roles, semaphores, base, latency, residents, items=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import fsum
+
 from simulator.physics import Physics
 from simulator.profile import Profile
 from simulator.program import Kernel, Program
@@ -18,7 +20,7 @@ def smem_bytes(kernel: Kernel, profile: Profile, physics: Physics | None = None)
         for timed in compile_ops((op,), role.warps, spec):
             if isinstance(timed, TimedLoop):
                 raise TypeError("walk() yields operations, not loops")
-            cycles = sum(work for pipe, work in timed.work if pipe == PIPE_INDEX["smem"])
+            cycles = fsum(work for pipe, work in timed.work if pipe == PIPE_INDEX["smem"])
             if cycles:
                 total += cycles * spec.smem_bytes * repetitions(loops, kernel)
     return round(total)

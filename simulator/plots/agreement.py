@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -72,7 +73,7 @@ def plot_agreement(rows: Sequence[Row]):
         means = []
         for name in names:
             own = [row for row in rows if row["algorithm"] == name]
-            mean = 100 * sum(abs(row["error"]) for row in own) / len(own)
+            mean = 100 * fsum(abs(row["error"]) for row in own) / len(own)
             last = max(own, key=lambda row: row["measured_time_us"])
             y = max(-worst, min(worst, 100 * last["error"]))
             means.append((last["measured_time_us"], y, f"{name} mean |error| {mean:.1f} %", series_colour(name)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import fsum
 from pathlib import Path
 
 from simulator.errors import InputError
@@ -46,7 +47,7 @@ def _points(row: dict[str, str], where: str, result: Result, time_us: float) -> 
     for level in ("HBM", "L2"):
         texts = [row.get(f"measured_{level.lower()}_{way}_bytes", "") for way in ("read", "write")]
         try:
-            counted[level] = sum(float(text) for text in texts if text)
+            counted[level] = fsum(float(text) for text in texts if text)
         except ValueError:
             raise InputError(f"{where}: measured_{level.lower()}_read_bytes: {texts} are no byte counts") from None
     base = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from math import fsum
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -134,7 +135,7 @@ def kernel_rows(result: Result, profile: Profile) -> list[Row]:
 def operations(kernel: KernelResult, result: Result) -> float:
     """FLOPs of ``kernel``: its share of the call's nominal FLOPs by matrix work (padding and masked tiles earn
     nothing); of a kernel without matrix work, what it executes on the FP32 and special-function units."""
-    matmul = sum(k.work.get("matmul", 0.0) for k in result.kernels)
+    matmul = fsum(k.work.get("matmul", 0.0) for k in result.kernels)
     if kernel.work.get("matmul", 0.0):
         return result.flops * kernel.work["matmul"] / matmul
     return 2 * kernel.work.get("fma", 0.0) + kernel.work.get("alu", 0.0) + kernel.work.get("exp", 0.0)

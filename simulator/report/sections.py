@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import fsum
 
 from simulator.comparison import Comparison, Entry
 from simulator.palette import algorithm_colour
@@ -172,8 +173,8 @@ def errors_table(rows: Sequence[dict]) -> str:
     for (gpu, algorithm, regime), errors in sorted(groups.items()):
         sizes = sorted(abs(error) for error in errors)
         middle = (sizes[(len(sizes) - 1) // 2] + sizes[len(sizes) // 2]) / 2
-        numbers = (sum(sizes) / len(sizes), middle, sizes[-1])
-        signed = sum(errors) / len(errors)
+        numbers = (fsum(sizes) / len(sizes), middle, sizes[-1])
+        signed = fsum(errors) / len(errors)
         cells = (
             gpu,
             algorithm,
