@@ -151,7 +151,7 @@ def returns_at_once(roles: tuple[Role, ...]) -> tuple[Role, ...]:
 
 def live_trip(coords: dict[str, np.ndarray]) -> tuple[Trip, ...]:
     """The trip of :func:`returns_at_once` where some CTA returns at once."""
-    return () if coords["n_live"].all() else (Trip("n_live"),)
+    return () if coords["n_live"].all() else (Trip("n_live", condition=True),)
 
 
 # FA3 -----------------------------------------------------------------------------------------------------------------

@@ -253,11 +253,13 @@ class Role:
 @dataclass(frozen=True)
 class Trip:
     """A coordinate that counts loop iterations. ``outer`` names the trip inside which it is repeated, if any;
-    ``outer_step`` changes the count by that much per outer iteration (causal FlashAttention-1)."""
+    ``outer_step`` changes the count by that much per outer iteration (causal FlashAttention-1). A ``condition`` is 0 or
+    1: it says whether parts of the program run at all, and may stand at several places of it."""
 
     coord: str
     outer: str | None = None
     outer_step: int = 0
+    condition: bool = False
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,10 @@ class TripProfile:
                 common = min(BASE_TRIPS, int(found[np.argmax(times)]))
             typical.append(common)
             varies.append(bool(nested or values.min() != values.max() or values.max() > BASE_TRIPS))
-        if nested or not trips:
+        loops = [i for i, trip in enumerate(trips) if not trip.condition]
+        if nested or not loops:
             return cls(tuple(typical), tuple(varies), None, 0)
-        main = max(range(len(trips)), key=lambda i: (int(counts[i].sum()), i))
+        main = max(loops, key=lambda i: (int(counts[i].sum()), i))
         typical[main], varies[main] = 0, False
         found, times = np.unique(counts[main], return_counts=True)
         work = times * (found + 2)

@@ -83,9 +83,9 @@ def _summary(rows: list[dict]) -> None:
             print(
                 f"  {algorithm}: {len(own)} points, {time_text(times[0])} to {time_text(times[-1])}; limited by {said}"
             )
-    # the name of a changed GPU lists its changes: every design would be a reason of its own
+    # a changed GPU's name lists its changes, and what it has is its own: every design would be a reason of its own
     reasons = (re.sub(r"\[[^\]]*\]", "", row["error"]) for row in rows if row["error"])
-    errors = Counter(reasons)
+    errors = Counter(re.sub(r"\b(has|runs) [\d.,]+", r"\1 less", text) for text in reasons)
     for text, count in errors.most_common(5):
         print(f"  {count} without a result: {text}")
     if len(errors) > 5:
