@@ -59,14 +59,24 @@ class Partials:
 
     @classmethod
     def of(
-        cls, stacks: int, matrices: int, rows: int, splits: int, head_dim: int, allocated_cols: int, tile_m: int
+        cls,
+        stacks: int,
+        matrices: int,
+        rows: int,
+        splits: int,
+        head_dim: int,
+        allocated_cols: int,
+        tile_m: int,
+        lengths: tuple[int, ...] = (),
     ) -> Partials:
-        """Partials of ``stacks`` x ``matrices`` matrices; with several row blocks a matrix is a stack of its own."""
-        if rows > tile_m:
+        """Partials of ``stacks`` x ``matrices`` matrices; with several row blocks, or where sequences have ``lengths``
+        rows of their own (at the matrices' end), a matrix is a stack of its own."""
+        if rows > tile_m or lengths:
             stacks, matrices = stacks * matrices, 1
         block = rows if rows <= tile_m else tile_m
-        o = Tensor("O_partial", stacks * splits, matrices * rows, allocated_cols, "fp32", "scratch", block)
-        lse = Tensor("LSE_partial", stacks, matrices * rows, splits, "fp32", "scratch", block, 1)
+        shape = (matrices * rows, allocated_cols, "fp32", "scratch", block)
+        o = Tensor("O_partial", stacks * splits, *shape, lengths=lengths)
+        lse = Tensor("LSE_partial", stacks, matrices * rows, splits, "fp32", "scratch", block, 1, lengths=lengths)
         return cls(stacks, matrices, rows, splits, head_dim, o, lse)
 
     def coordinates(self, matrix: np.ndarray, split: np.ndarray, writes_o=True, writes_lse=True) -> dict:
@@ -103,6 +113,10 @@ def _combine_coordinates(
     block = np.tile(np.arange(blocks), len(working) * column_slices)
     column = np.tile(np.repeat(np.arange(column_slices), blocks), len(working))
     row = block * t.rows_per_cta
+    if p.o.lengths:
+        # CTAs behind the end of their sequence return at once
+        row = row + p.rows - np.repeat(p.o.lengths, p.stacks // len(p.o.lengths))[stack]
+        stack, block, column, row = (x[row < p.rows] for x in (stack, block, column, row))
     first = row // p.rows
     last = np.minimum(row + t.rows_per_cta - 1, p.matrices * p.rows - 1) // p.rows
     touched = int((last - first).max()) + 1

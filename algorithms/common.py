@@ -44,6 +44,27 @@ _NO_MASK = (
     "algorithm 'standard' models unfused attention with a mask; give padding as seqlens instead"
 )
 
+#: Why an implementation lacks a feature, and what runs instead: (implementation, pass or "" for all, feature).
+_REASONS = {
+    ("flash_attn_1", "", "window"): "flash-attention took window_size in 2.3; use fa2 or fa3",
+    ("flash_attn_1", "", "softcap"): "flash-attention took softcap in 2.6; use fa2 or fa3",
+    ("torch_flash", "", "head_dim_v"): "FlashAttention-2 has one head dim; use fa3 or standard, or pad V",
+    ("torch_flash", "", "paged"): "pages belong to the KV-cache entries; use algorithm flash_decoding",
+    ("flash_attn_3", "", "paged"): "pages belong to the KV-cache entries; use algorithm flash_decoding",
+    ("torch_eager", "", "varlen"): (
+        "eager PyTorch has one length a call: use mask 'padding' (iosim compare shows it padded), or a row a sequence"
+    ),
+    ("flash_attn_4_sm90", "", "head_dim_v"): (
+        "its backward tiles on Hopper are modelled with one head dim; FlashAttention-3's backward pads V and dO to "
+        "head_dim: give that as head_dim_v for its time, or use standard"
+    ),
+}
+
+
+def _reasons(implementation: str, pass_: str, missing: list[str]) -> str:
+    found = (_REASONS.get((implementation, key, name)) for name in missing for key in (pass_, ""))
+    return "".join(f"; {name}" for name in dict.fromkeys(x for x in found if x))
+
 
 def ceil_div(a: int, b: int) -> int:
     """Smallest integer not below ``a / b``."""
@@ -93,6 +114,7 @@ def check_supported(problem: AttentionProblem, implementation: Implementation) -
     if missing:
         raise UnsupportedError(
             f"{', '.join(missing)}: not modelled for {implementation.name} ({implementation.algorithm})"
+            f"{_reasons(implementation.name, problem.pass_, missing)}"
         )
 
 

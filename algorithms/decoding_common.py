@@ -17,9 +17,28 @@ from simulator.problem import DTYPE_BYTES, AttentionProblem
 from simulator.program import Compute, Load, Loop, Role, Store, Tensor, var
 
 
-def sequence_lengths(problem: AttentionProblem) -> tuple[int, ...]:
-    """Keys of each sequence of the batch."""
-    return tuple(keys for _queries, keys in problem.sequences())
+def sequence_kinds(problem: AttentionProblem) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+    """The distinct (queries, keys) of the batch, and which of them each sequence has."""
+    distinct = sorted(set(problem.sequences()))
+    number = {lengths: i for i, lengths in enumerate(distinct)}
+    return distinct, tuple(number[lengths] for lengths in problem.sequences())
+
+
+def query_offsets(problem: AttentionProblem, group: int) -> np.ndarray:
+    """First row of each sequence's queries in Q and O, whose rows end at the last one; ``group`` rows a query."""
+    return np.array([(problem.seqlen_q - queries) * group for queries, _keys in problem.sequences()], np.int64)
+
+
+def end_at_last_row(tensors: dict[str, Tensor], problem: AttentionProblem) -> dict[str, Tensor]:
+    """``tensors`` with Q, O and LSE holding each sequence's own queries, if their numbers differ."""
+    if problem.seqlens_q is None:
+        return tensors
+    lengths = problem.seqlens_q
+
+    def own(tensor: Tensor) -> Tensor:
+        return replace(tensor, lengths=tuple(n * tensor.packed_group for n in lengths))
+
+    return tensors | {name: own(tensors[name]) for name in ("Q", "O", "LSE")}
 
 
 def check_capacity(problem: AttentionProblem) -> int:
@@ -33,10 +52,10 @@ def check_capacity(problem: AttentionProblem) -> int:
 
 @dataclass(frozen=True)
 class LoopTable:
-    """Key loops by (length, row block, split): ``first``, ``last``, ``masked`` and ``left`` blocks as arrays of that
-    shape."""
+    """Key loops by (kind of sequence, row block, split): ``first``, ``last``, ``masked`` and ``left`` blocks as arrays
+    of that shape. A kind is a number that sequences of equal queries and keys share (:func:`sequence_kinds`)."""
 
-    lengths: tuple[int, ...]
+    kinds: tuple[int, ...]
     first: np.ndarray
     last: np.ndarray
     masked: np.ndarray
@@ -46,39 +65,39 @@ class LoopTable:
 
     @classmethod
     def of(
-        cls, lengths: tuple[int, ...], row_blocks: int, splits: Callable[[int], int], tile_n: int, rows: int, key_loop
+        cls, kinds: tuple[int, ...], row_blocks: int, splits: Callable[[int], int], tile_n: int, rows: int, key_loop
     ) -> LoopTable:
-        """``key_loop(length, row block, split, splits)`` for every distinct length; ``rows``: rows of K in memory."""
-        distinct = tuple(sorted(set(lengths)))
+        """``key_loop(kind, row block, split, splits)`` for every distinct kind; ``rows``: rows of K in memory."""
+        distinct = tuple(sorted(set(kinds)))
         most = max(splits(n) for n in distinct)
         shape = (len(distinct), row_blocks, most)
         parts = [np.zeros(shape, np.int64) for _ in range(4)]
-        for i, length in enumerate(distinct):
+        for i, kind in enumerate(distinct):
             for block in range(row_blocks):
-                for split in range(splits(length)):
-                    loop = key_loop(length, block, split, splits(length))
+                for split in range(splits(kind)):
+                    loop = key_loop(kind, block, split, splits(kind))
                     for part, value in zip(parts, (loop.first, loop.last, loop.masked, loop.left), strict=True):
                         part[i, block, split] = value
         first, last, masked, left = parts
         return cls(distinct, first, last, masked, left, tile_n, rows)
 
-    def coordinates(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> dict[str, np.ndarray]:
+    def coordinates(self, kind: np.ndarray, block: np.ndarray, split: np.ndarray) -> dict[str, np.ndarray]:
         """Loop coordinates of each CTA. An empty loop points behind the last row of K, where nothing is read."""
-        at = np.searchsorted(np.array(self.lengths), length), block, split
+        at = np.searchsorted(np.array(self.kinds), kind), block, split
         first, last, n = self.first[at], self.last[at], self.tile_n
         walk = walk_coordinates(first, last, self.masked[at], self.left[at], n)
         behind = -(-self.rows // n) * n
         rows = {name: np.where(last > first, walk[name], behind) for name in walk if name.endswith("_row")}
         return walk | rows
 
-    def live(self, length: np.ndarray, block: np.ndarray, split: np.ndarray) -> np.ndarray:
+    def live(self, kind: np.ndarray, block: np.ndarray, split: np.ndarray) -> np.ndarray:
         """Whether each CTA has any key to look at."""
-        at = np.searchsorted(np.array(self.lengths), length), block, split
+        at = np.searchsorted(np.array(self.kinds), kind), block, split
         return self.last[at] > self.first[at]
 
-    def live_splits(self, length: int, block: int) -> int:
+    def live_splits(self, kind: int, block: int) -> int:
         """Leading splits of a sequence that hold a key for row block ``block``."""
-        at = self.lengths.index(length), block
+        at = self.kinds.index(kind), block
         return int((self.last[at] > self.first[at]).sum())
 
 
@@ -98,11 +117,14 @@ def rewrite_roles(roles: tuple[Role, ...], change) -> tuple[Role, ...]:
     return tuple(replace(role, ops=rewrite(role.ops, change)) for role in roles)
 
 
-def by_sequence(op, seqlen_q: int):
-    """A mask operation whose number of keys is the CTA coordinate ``seqlen_k`` instead of a constant."""
+def by_sequence(op, problem: AttentionProblem, seqlen_q: int):
+    """A mask operation whose number of keys is the CTA coordinate ``seqlen_k`` instead of a constant, and with
+    ``seqlens_q`` its rows and shift those of the CTA's sequence (``q_offset``, ``shift``) instead of ``seqlen_q``'s."""
     if not (isinstance(op, Compute) and op.fn.startswith("mask")):
         return op
     params = dict(op.params) | {"seqlen_k": var("seqlen_k"), "shift": var("seqlen_k") - seqlen_q}
+    if problem.seqlens_q is not None:
+        params |= {"shift": var("shift"), "row": params["row"] - var("q_offset")}
     return replace(op, params=tuple(params.items()))
 
 
@@ -141,11 +163,13 @@ __all__ = [
     "by_sequence",
     "cache_bytes",
     "check_capacity",
+    "end_at_last_row",
     "keep_fp32",
     "metadata",
+    "query_offsets",
     "rewrite",
     "rewrite_roles",
-    "sequence_lengths",
+    "sequence_kinds",
     "skip_empty_q",
     "stores_nothing",
 ]

@@ -2,14 +2,15 @@
 
 With a single split the library launches its ordinary forward kernel instead (unless the cache is paged), and so does
 this program. Splits share out the *capacity* of the cache, so late splits of a half-filled one are empty: they write
-O = 0 and LSE = -inf, and the combine kernel reads them all the same.
+O = 0 and LSE = -inf, and the combine kernel reads them all the same. Query counts that differ (``seqlens_q``) go
+through ``flash_attn_varlen_func``: no splits, no packing of query heads, a CTA for every row block of the longest.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from algorithms import fa2
+from algorithms import fa2, varlen
 from algorithms.combine import Partials, combine_kernel
 from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
 from algorithms.decoding_common import (
@@ -17,9 +18,11 @@ from algorithms.decoding_common import (
     by_sequence,
     cache_bytes,
     check_capacity,
+    end_at_last_row,
     keep_fp32,
+    query_offsets,
     rewrite_roles,
-    sequence_lengths,
+    sequence_kinds,
     skip_empty_q,
     stores_nothing,
 )
@@ -59,7 +62,7 @@ def _main_kernel(
     pages: PagedCache | None,
     gpu: Profile,
 ) -> Kernel:
-    lengths = np.array(sequence_lengths(problem), np.int64)
+    distinct, kinds = sequence_kinds(problem)
     splits, heads = launch.num_splits, launch.heads
     row_blocks = ceil_div(launch.seqlen_q, t.tile_m)
     if splits > 1:
@@ -69,19 +72,19 @@ def _main_kernel(
         block, batch, head = grid_indices(row_blocks, problem.batch, heads)
         split, matrix = np.zeros_like(block), batch * heads + head
     table = LoopTable.of(
-        tuple(int(n) for n in lengths),
+        kinds,
         row_blocks,
-        lambda _length: splits,
+        lambda _kind: splits,
         t.tile_n,
         problem.seqlen_k,
-        lambda length, row_block, part, parts: fa2_key_loop(
+        lambda kind, row_block, part, parts: fa2_key_loop(
             row_block=row_block,
             tile_m=t.tile_m,
             tile_n=t.tile_n,
-            seqlen_q=launch.seqlen_q,
-            seqlen_k=length,
+            seqlen_q=launch.seqlen_q if problem.seqlens_q is None else distinct[kind][0],
+            seqlen_k=distinct[kind][1],
             causal=launch.causal,
-            even_head_dim=t.padded_head_dim == problem.head_dim and problem.seqlens_k is None,
+            even_head_dim=t.padded_head_dim == problem.head_dim and not varlen.is_varlen(problem),
             head_dim=problem.head_dim,
             num_splits=parts,
             split=part,
@@ -89,17 +92,23 @@ def _main_kernel(
             window=problem.window,
         ),
     )
-    length = lengths[batch]
-    live = table.live(length, block, split)
+    kind, offset = np.array(kinds)[batch], query_offsets(problem, 1)[batch]
+    length = np.array(distinct)[kind, 1]
+    live = table.live(kind, block, split)
+    # rows of this CTA's sequence, if it reaches so far (else the CTA returns at once)
+    has_rows = block * t.tile_m + offset < launch.seqlen_q
     coords = {
-        "q_head": matrix,
+        "q_head": np.where(has_rows, matrix, -1),
         "q_load_head": np.where(live, matrix, -1),
         "kv_head": batch * problem.kv_heads + (head if launch.group_in_rows else head // problem.group),
-        "row0": block * t.tile_m,
+        "row0": block * t.tile_m + offset,
         "seqlen_k": length,
         "slot": np.arange(len(block), dtype=np.int64) % fa2.spill_slots(t, gpu),
-        **table.coordinates(length, block, split),
+        **table.coordinates(kind, block, split),
     }
+    if problem.seqlens_q is not None:
+        coords |= {"q_offset": offset, "shift": length - launch.seqlen_q + offset, "n_live": has_rows.astype(np.int64)}
+        coords |= {trip: coords[trip] * has_rows for trip in ("n_masked", "n_full")}
     if pages is not None:
         coords |= pages.coordinates(coords, batch)
     d, q_head = problem.head_dim, var("q_head")
@@ -113,7 +122,7 @@ def _main_kernel(
         )
 
     def adapt(op):
-        return () if stores_nothing(op) else (by_sequence(keep_fp32(skip_empty_q(op)), launch.seqlen_q),)
+        return () if stores_nothing(op) else (by_sequence(keep_fp32(skip_empty_q(op)), problem, launch.seqlen_q),)
 
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
     # the split-KV kernel spills none (H200 counters)
@@ -122,11 +131,16 @@ def _main_kernel(
     if spill is not None:
         out["spill"] = spill
     roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
+    trips: tuple[Trip, ...] = (Trip("n_masked"), Trip("n_full"))
+    if pages is not None:
+        roles = pages.roles(roles)
+    if problem.seqlens_q is not None and varlen.live_trip(coords):
+        roles, trips = varlen.returns_at_once(roles), (*trips, *varlen.live_trip(coords))
     return Kernel(
         "flash_fwd_splitkv" if launch.splitkv_kernel else "flash_fwd",
-        roles if pages is None else pages.roles(roles),
+        roles,
         coords,
-        (Trip("n_masked"), Trip("n_full")),
+        trips,
         threads=t.threads,
         smem_bytes=t.smem_bytes,
         registers_per_thread=t.registers_per_thread,
@@ -144,8 +158,17 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         raise UnsupportedError(
             f"page_size {problem.page_size}: {implementation} takes pages of a multiple of {_PAGE_MULTIPLE} rows"
         )
+    if problem.seqlens_q is not None and problem.seqlen_q == 1:
+        # one query each: mha_varlen_fwd then packs the group and splits as for equal counts
+        problem = problem.with_(seqlens_q=None)
     asked, problem = problem, fa2.launched_problem(problem)
     capacity = paged_capacity(problem, check_capacity(problem))
+    by_query_counts = problem.seqlens_q is not None
+    if by_query_counts and (problem.num_splits or 1) > 1:
+        raise UnsupportedError(
+            f"num_splits {problem.num_splits} with seqlens_q: {implementation} takes query counts that differ through "
+            "flash_attn_varlen_func, which never splits them; leave num_splits blank"
+        )
     launch = fa2_launch(
         batch=problem.batch,
         heads=problem.heads,
@@ -156,7 +179,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         num_sms=gpu.num_sms,
         causal=problem.causal,
         window=problem.window is not None,
-        num_splits=problem.num_splits or 0,
+        num_splits=1 if by_query_counts else problem.num_splits or 0,
         force_split_kernel=problem.page_size is not None,
     )
     t = _tile(problem, launch, gpu)
@@ -166,6 +189,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             f"{gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
         )
     tensors = matrices(problem, t.tile_m, t.tile_n, launch.group_in_rows)
+    tensors = end_at_last_row(tensors, problem)
     partials, pages, kernels, notes = None, None, [], []
     if problem.page_size is not None:
         pages = PagedCache.of(problem, t.tile_n, gather=False)

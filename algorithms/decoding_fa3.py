@@ -20,10 +20,12 @@ from algorithms.decoding_common import (
     by_sequence,
     cache_bytes,
     check_capacity,
+    end_at_last_row,
     keep_fp32,
     metadata,
+    query_offsets,
     rewrite_roles,
-    sequence_lengths,
+    sequence_kinds,
     skip_empty_q,
     stores_nothing,
 )
@@ -39,7 +41,7 @@ from algorithms.kernel_tables import Fa3Tile, fa3_combine_kernel, fa3_forward_ti
 from algorithms.kernels_common import registers_at_launch
 from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
-from simulator.problem import DTYPE_BYTES, AttentionProblem
+from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Exchange, Kernel, Program, Store, Tensor, tile, var
 
@@ -49,7 +51,8 @@ _PREPARE_SEQUENCES_PER_CTA = 992
 
 @dataclass(frozen=True)
 class _Launch:
-    """What the launcher decides: splits (an upper bound when ``varlen``), packing, tile, and each sequence's splits."""
+    """What the launcher decides: splits (an upper bound when ``varlen``), packing, tile, and each sequence's splits and
+    row blocks (``row_blocks``: the most of any)."""
 
     varlen: bool
     causal: bool
@@ -59,6 +62,7 @@ class _Launch:
     heads: int
     group: int
     row_blocks: int
+    own_row_blocks: tuple[int, ...]
     lengths: tuple[int, ...]
     t: Fa3Tile
     gather: bool
@@ -71,9 +75,10 @@ def _kernel_head_dims(problem: AttentionProblem) -> tuple[int, int]:
 
 def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> _Launch:
     p, capacity = problem, paged_capacity(problem, check_capacity(problem))
-    varlen = p.kv_capacity is not None or p.seqlens_k is not None
+    varlen = p.kv_capacity is not None or p.seqlens_k is not None or p.seqlens_q is not None
     causal, local = p.causal, p.window is not None
-    lengths, dtype = sequence_lengths(p), "e4m3" if p.dtype == "fp8" else p.dtype
+    queries, lengths = zip(*p.sequences(), strict=True)
+    dtype = "e4m3" if p.dtype == "fp8" else p.dtype
     d, dv = _kernel_head_dims(p)
 
     def tile_for(gather: bool, **changes) -> Fa3Tile:
@@ -103,18 +108,20 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     )
     if static > 256:
         raise UnsupportedError(f"num_splits {static}: flash_attn_3_kvcache takes at most 256")
-    packed = static > 1 or gather or (p.group > 1 and fa3_pack_gqa(seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m))
+    fills = fa3_pack_gqa(seqlen_q=p.seqlen_q, group=p.group, tile_m=t.tile_m, varlen_q=p.seqlens_q is not None)
+    packed = static > 1 or gather or (p.group > 1 and fills)
     group, heads = (p.group, p.kv_heads) if packed else (1, p.heads)
     row_blocks = ceil_div(p.seqlen_q * group, t.tile_m)
     t = tile_for(gather, split=static > 1, pack_gqa=packed, row_blocks=row_blocks)
     if mla_fa3.is_mla(p):
         t = replace(t, smem_bytes=mla_fa3.smem_bytes(t))
     t = fa3.fit_tile(t, p, gpu, substitutions)
+    own = tuple(ceil_div(n * group, t.tile_m) for n in queries)
     splits = [static] * p.batch
     if varlen:
-        blocks = [(row_blocks, ceil_div(length, t.tile_n)) for length in lengths]
+        blocks = [(rows, ceil_div(length, t.tile_n)) for rows, length in zip(own, lengths, strict=True)]
         splits = fa3_dynamic_splits(row_blocks_and_key_blocks=blocks, heads=heads, num_sms=gpu.num_sms, static=static)
-    return _Launch(varlen, causal, static, tuple(splits), packed, heads, group, row_blocks, lengths, t, gather)
+    return _Launch(varlen, causal, static, tuple(splits), packed, heads, group, row_blocks, own, lengths, t, gather)
 
 
 def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarray, ...]:
@@ -123,14 +130,15 @@ def _varlen_order(problem: AttentionProblem, launch: _Launch) -> tuple[np.ndarra
     Sequences with the longest share of keys come first; inside one, row blocks vary fastest (from the last when
     causal), then splits, then heads; an unsplit causal one walks sections of heads that share L2.
     """
-    p, t, blocks, heads = problem, launch.t, launch.row_blocks, launch.heads
+    p, t, heads = problem, launch.t, launch.heads
     keys = [ceil_div(ceil_div(n, t.tile_n), s) for n, s in zip(launch.lengths, launch.splits, strict=True)]
-    weight = [k * t.tile_n - (blocks * t.tile_m if launch.causal else 0) for k in keys]
+    own = launch.own_row_blocks
+    weight = [k * t.tile_n - (m * t.tile_m if launch.causal else 0) for k, m in zip(keys, own, strict=True)]
     d, dv = _kernel_head_dims(p)
     parts = []
     local = p.window is not None
     for b in range(p.batch) if local else sorted(range(p.batch), key=lambda i: -weight[i]):
-        splits = launch.splits[b]
+        splits, blocks = launch.splits[b], own[b]
         if (launch.causal or local) and splits == 1:
             section = fa3_varlen_section_heads(
                 key_blocks=keys[b],
@@ -177,18 +185,21 @@ def _main_kernel(
     (block, split, head, batch), schedule = _order(problem, launch)
     length = np.array(launch.lengths, np.int64)[batch]
     is_split = np.array(launch.splits, np.int64)[batch] > 1
-    live = table.live(length, block, split)
+    kind, offset = np.array(sequence_kinds(problem)[1])[batch], query_offsets(problem, launch.group)[batch]
+    live = table.live(kind, block, split)
     matrix = batch * launch.heads + head
     coords = {
         "q_head": matrix,
         "q_load_head": np.where(live, matrix, -1),
         "kv_head": batch * problem.kv_heads + (head if launch.packed else head // problem.group),
-        "row0": block * t.tile_m,
+        "row0": block * t.tile_m + offset,
         "cluster_rank": block % t.cluster_m,
         "seqlen_k": length,
         "o_head": np.where(is_split, -1, matrix),
-        **table.coordinates(length, block, split),
+        **table.coordinates(kind, block, split),
     }
+    if problem.seqlens_q is not None:
+        coords |= {"q_offset": offset, "shift": length - problem.seqlen_q + offset // launch.group}
     if pages is not None:
         coords |= pages.coordinates(coords, batch)
     o_head, dv = var("o_head"), problem.head_dim_v
@@ -216,7 +227,7 @@ def _main_kernel(
             return (*kept, unsplit_store(op)) if some_unsplit else kept
         if isinstance(op, Exchange) and op.name == "O" and launch.static_splits > 1 and not launch.varlen:
             return ()  # the accumulators go to HBM directly
-        return (by_sequence(keep_fp32(skip_empty_q(op)), problem.seqlen_q),)
+        return (by_sequence(keep_fp32(skip_empty_q(op)), problem, problem.seqlen_q),)
 
     schedule_of = mla_fa3.roles if mla_fa3.is_mla(problem) else fa3.roles
     roles = rewrite_roles(schedule_of(problem, t, tensors, launch.group, *targets), adapt)
@@ -243,7 +254,8 @@ def _before(problem: AttentionProblem, launch: _Launch) -> list[Kernel]:
     if launch.varlen:
         # splits, row blocks; the order of the batch unless a window; heads of a section if causal or a window
         vectors = 4 if launch.causal else 3
-        lengths = metadata("cache_seqlens", problem.batch, "input")
+        queries = problem.batch + 1 if problem.seqlens_q is not None else 0
+        lengths = metadata("cache_seqlens", problem.batch + queries, "input")
         written = metadata("scheduler_metadata", ceil_div(problem.batch, 4) * 4 * vectors + 1, "scratch")
         ctas = ceil_div(problem.batch, _PREPARE_SEQUENCES_PER_CTA)
         threads = 32 * min(32, ceil_div(problem.batch, 31))
@@ -274,22 +286,24 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         # TMA copies whole tiles, as far as the cache reaches
         reach = min(paged_capacity(p, check_capacity(p)), ceil_div(p.seqlen_k, t.tile_n) * t.tile_n)
         tensors |= {name: replace(tensors[name], rows=reach) for name in "KV" if name in tensors}
+    tensors = end_at_last_row(tensors, p)
+    distinct, kinds = sequence_kinds(p)
     rows, pages = p.seqlen_q * launch.group, None
     if p.page_size is not None:
         pages = PagedCache.of(p, t.tile_n, launch.gather)
         tensors = pages.tensors(tensors)
     table = LoopTable.of(
-        launch.lengths,
+        kinds,
         launch.row_blocks,
-        dict(zip(launch.lengths, launch.splits, strict=True)).__getitem__,
+        dict(zip(kinds, launch.splits, strict=True)).__getitem__,
         t.tile_n,
         p.seqlen_k,
-        lambda length, block, split, splits: fa3_key_loop(
+        lambda kind, block, split, splits: fa3_key_loop(
             row_block=block,
             tile_m=t.tile_m,
             tile_n=t.tile_n,
-            seqlen_q=p.seqlen_q,
-            seqlen_k=length,
+            seqlen_q=distinct[kind][0],
+            seqlen_k=distinct[kind][1],
             causal=p.causal,
             group=launch.group,
             num_splits=splits,
@@ -299,14 +313,16 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     )
     partials, notes = None, []
     if max(launch.splits) > 1:
-        partials = Partials.of(p.batch, p.kv_heads, rows, max(launch.splits), p.head_dim_v, p.head_dim_v, t.tile_m)
+        shape = (p.batch, p.kv_heads, rows, max(launch.splits), p.head_dim_v, p.head_dim_v, t.tile_m)
+        partials = Partials.of(*shape, tensors["O"].lengths)
     kernels = [*_before(p, launch), _main_kernel(p, launch, table, tensors, partials, pages, gpu)]
     if partials is not None:
-        per_sequence = partials.stacks // p.batch
+        per_sequence, offsets = partials.stacks // p.batch, query_offsets(p, launch.group).tolist()
 
         def splits_to_read(stack: int, row: int) -> int:
-            block = row // t.tile_m if partials.matrices == 1 else 0
-            return table.live_splits(launch.lengths[stack // per_sequence], block)
+            sequence = stack // per_sequence
+            block = (row - offsets[sequence]) // t.tile_m if partials.matrices == 1 else 0
+            return table.live_splits(kinds[sequence], block)
 
         kernels.append(
             combine_kernel(
@@ -336,7 +352,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     if pages is not None:
         live += pages.table.bytes
     if launch.static_splits > 1:
-        live += launch.static_splits * p.batch * p.heads * p.seqlen_q * (p.head_dim_v + 1) * DTYPE_BYTES["fp32"]
+        live += launch.static_splits * p.heads * sum(q for q, _ in p.sequences()) * (p.head_dim_v + 1) * 4
     return Program(
         "flash_decoding",
         implementation,

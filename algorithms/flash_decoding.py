@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from algorithms import decoding_fa2, decoding_fa3
 from algorithms.common import Implementation, check_capabilities, check_supported
-from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Program
@@ -45,6 +44,4 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
     """The decode program for ``problem`` on ``gpu``."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
-    if problem.seqlens_q is not None:
-        raise UnsupportedError(f"seqlens_q: {implementation} is modelled with equal query counts; give seqlen_q")
     return _BUILD[implementation](problem, implementation, gpu, check_capabilities(impl, gpu, hypothetical))

@@ -1,6 +1,7 @@
 """Standard attention, forward: S = QK^T, softmax and PV as PyTorch runs them eagerly, S and P in HBM.
 
     S = scale * Q K^T           (batched GEMM; S rounded to the inputs' dtype)
+    S = cap * tanh(S / cap)     (only with a soft cap: three kernels, :mod:`algorithms.standard_softcap`)
     S = S + mask                (only with a mask; a causal one is a [seqlen_q, seqlen_k] tensor like any other)
     P = softmax(S)              (row-wise kernel, chosen by row length)
     P = dropout(P)              (only with dropout)
@@ -25,6 +26,7 @@ from algorithms.passes import build_passes
 from algorithms.standard_gemm import Product, batched_gemm, memset
 from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_tensor
 from algorithms.standard_rows import elementwise, softmax_forward
+from algorithms.standard_softcap import cap_scores, tanh_tensor
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -53,7 +55,7 @@ def _implementation(name: str, source: str) -> Implementation:
         "standard",
         frozenset({"mma_sync"}),
         source,
-        features=frozenset({"mask", "head_dim_v", "window", "dropout"}),
+        features=frozenset({"mask", "head_dim_v", "window", "dropout", "softcap"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     )
 
@@ -150,7 +152,8 @@ def masked_share(problem: AttentionProblem) -> float:
 def forward_kernels(
     problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor], call: Call
 ) -> tuple[list[Kernel], int, dict[str, Tensor]]:
-    """The forward pass's kernels, the peak of device memory that it holds, and what autograd keeps: P, P dropped."""
+    """The forward pass's kernels, the peak of device memory that it holds, and what autograd keeps: P, P dropped,
+    the tanh of a soft cap."""
     p = problem
     # a single head in all needs no copy: a view of it with stride 0 stands for every head
     (k, expand_k), (v, expand_v) = ((x, []) if x.heads == 1 else expand_heads(x, p) for x in (t["K"], t["V"]))
@@ -165,6 +168,9 @@ def forward_kernels(
     product = Product(q, k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
     kernels += gemm("qk_gemm", "scores", product, p, gpu)
     live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (q, k, v) if x.kind == "scratch")
+    kept = {"S_tanh": tanh_tensor(s)} if p.softcap else {}
+    s, cap = cap_scores(s, p)
+    kernels += cap
     mask = mask_tensor(p)
     if mask is not None:
         masked = score_tensor(p, "S_masked")
@@ -180,7 +186,7 @@ def forward_kernels(
     # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P, then P, P dropped
     # and which were dropped
     live += weights.bytes + max(s.bytes, sum(x.bytes for x in dropped.values()))
-    return kernels, live, {"P": weights, **dropped}
+    return kernels, live, {"P": weights, **dropped, **kept}
 
 
 def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:

@@ -7,8 +7,9 @@
     dQ  = scale * dS K,  dK = scale * dS^T Q   (batched GEMMs)
 
 P is what the forward pass kept. With dropout dP passes through ``dP * mask / (1 - dropout)``, and dV takes P dropped,
-which was kept too. With fewer KV heads than query heads, dK and dV of every query head are summed afterwards; K and V
-are read by KV head, which the copies that autograd keeps would only make larger.
+which was kept too; with a soft cap dS passes through :mod:`algorithms.standard_softcap`. With fewer KV heads than query
+heads, dK and dV of every query head are summed afterwards; K and V are read by KV head, which the copies that autograd
+keeps would only make larger.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from algorithms.standard import CALLS, copied, gemm, score_tensor
 from algorithms.standard_gemm import Product
 from algorithms.standard_masks import drop_backward, dropout_tensors
 from algorithms.standard_rows import elementwise, softmax_backward
+from algorithms.standard_softcap import cap_backward
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel, Program, Tensor
@@ -44,6 +46,7 @@ def build_backward(
         grads = {n: Tensor(f"{n}_expanded", heads, x.rows, x.cols, p.dtype, "scratch", 64) for n, x in grads.items()}
     dropped = dropout_tensors(p, weights)
     used, dp_raw = (dropped["P_dropped"], score_tensor(p, "dP_dropped")) if dropped else (weights, dp)
+    uncapped, tanh, cap = cap_backward(ds, p)
     d_out = t["dO"]
     before: list[Kernel] = []
     after: list[Kernel] = []
@@ -66,8 +69,9 @@ def build_backward(
             contiguous_elementwise_kernel(dp.heads * dp.rows * dp.cols, p.dtype),
         ),
         softmax_backward(dpp, weights, ds, softmax_backward_kernel(p.seqlen_k, p.dtype, call.torch_release), gpu),
-        *gemm("dq_gemm", "grad_query", Product(ds, t["K"], grads["dQ"], p.seqlen_k, scale=scale), p, gpu),
-        *gemm("dk_gemm", "grad_key", Product(ds, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale), p, gpu),
+        *cap,
+        *gemm("dq_gemm", "grad_query", Product(uncapped, t["K"], grads["dQ"], p.seqlen_k, scale=scale), p, gpu),
+        *gemm("dk_gemm", "grad_key", Product(uncapped, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale), p, gpu),
         *after,
     ]
     if p.group > 1:
@@ -75,13 +79,13 @@ def build_backward(
             group_sum(f"sum_{name}", grads[name], t[name], p.group, SUM_ROWS, SUM_THREADS, gpu) for name in ("dK", "dV")
         ]
     live = compulsory_bytes(t.values()) + weights.bytes + dp.bytes + dpp.bytes + ds.bytes
-    live += sum(x.bytes for x in dropped.values())
+    live += sum(x.bytes for x in (*dropped.values(), *tanh.values()))
     return Program(
         "standard",
         implementation,
         p,
         tuple(kernels),
-        {"Q": t["Q"], "K": t["K"], "V": t["V"], "P": weights, "dO": t["dO"], **dropped},
+        {"Q": t["Q"], "K": t["K"], "V": t["V"], "P": weights, "dO": t["dO"], **dropped, **tanh},
         {name: t[name] for name in ("dQ", "dK", "dV")},
         live + sum(x.bytes for x in (d_out, *grads.values()) if x.kind == "scratch"),
         substitutions=tuple(substitutions),

@@ -121,6 +121,55 @@ def test_every_sequence_has_its_own_length(implementation, lengths, seqlen_q):
     assert_exact(p, implementation)
 
 
+QUERY_COUNTS = (1, 5, 2, 130)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kv_heads": 1},
+        {"seqlens_k": (700, 90, 256, 300)},
+        {"kv_capacity": 900, "num_splits": 1},
+        {"window": (200, 0)},
+        {"page_size": 256, "seqlens_k": (700, 90, 256, 300)},
+        {"seqlens_q": (1, 5, 2, 8), "seqlen_q": 8, "kv_heads": 1, "seqlens_k": (700, 90, 256, 300)},
+        {"seqlens_q": (1, 1, 1, 1), "seqlen_q": 1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("implementation", [FA2, FA3])
+def test_every_sequence_has_its_own_number_of_queries(implementation, changes):
+    p = problem(**({"batch": 4, "kv_heads": 2, "seqlen_q": 130, "seqlens_q": QUERY_COUNTS, "causal": True} | changes))
+    inputs = random_inputs(p)
+    got = run_attention(program(p, implementation), inputs)
+    want = attention(p, inputs["Q"], inputs["K"], inputs["V"])
+    assert np.abs(got["O"] - want["O"]).max() < TOLERANCE[p.dtype]
+    seen = np.isfinite(want["LSE"])
+    assert np.abs(got["LSE"][seen] - want["LSE"][seen]).max() < 1e-4 and np.isneginf(got["LSE"][~seen]).all()
+
+
+def test_query_counts_in_splits_and_bytes_of_each_library():
+    p = problem(
+        batch=4, heads=8, kv_heads=2, seqlen_q=8, seqlens_q=(1, 5, 2, 8), seqlen_k=4096, num_splits=4, causal=True
+    )
+    fa3 = program(p, FA3)
+    inputs = random_inputs(p)
+    got, want = run_attention(fa3, inputs), attention(p, inputs["Q"], inputs["K"], inputs["V"])
+    assert np.abs(got["O"] - want["O"]).max() < TOLERANCE["bf16"] and any("combine" in k.name for k in fa3.kernels)
+    main, combine = (next(k for k in fa3.kernels if name in k.name) for name in ("sm90", "combine"))
+    # the queries that there are, once a split; each split's fp32 rows are read back once
+    assert fa3.attributes["splits_per_sequence"] == (4,) * 4 and fa3.attributes["pack_gqa"]
+    assert sm_traffic(main)["Q"] == (4 * 8 * 16 * 64 * 2, 0)
+    assert sm_traffic(main)["O_partial"] == (0, 4 * 8 * 16 * 64 * 4) == sm_traffic(combine)["O_partial"][::-1]
+    # FA2's varlen entry neither splits nor packs: each query head's CTA reads K and V
+    fa2 = program(p.with_(num_splits=None), FA2)
+    assert len(fa2.kernels) == 1 and not fa2.attributes["pack_gqa"]
+    assert sm_traffic(fa2.kernels[0])["K"] == (4 * 8 * 4096 * 64 * 2, 0)
+    with pytest.raises(UnsupportedError, match="never splits"):
+        program(p, FA2)
+
+
 def test_large_logits_do_not_overflow_in_fp16():
     p = problem(dtype="fp16", num_splits=4)
     inputs = random_inputs(p, scale=40.0)
@@ -321,7 +370,7 @@ def test_bad_lengths_are_one_clear_line(implementation, changes, says):
 @pytest.mark.parametrize("implementation", [FA2, FA3])
 @pytest.mark.parametrize(
     "changes",
-    [{"dropout": 0.1}, {"mask": "bool"}, {"seqlens_q": (1,)}, {"pass_": "bwd"}],
+    [{"dropout": 0.1}, {"mask": "bool"}, {"pass_": "bwd"}],
     ids=str,
 )
 def test_what_is_not_modelled_is_an_error(implementation, changes):

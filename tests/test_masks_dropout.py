@@ -67,6 +67,26 @@ def test_standard_forward_and_backward(dropout, mask):
         assert np.abs(got[name] - exact).max() / np.abs(exact).max() < 1e-2, name
 
 
+@pytest.mark.parametrize("mask", [None, "additive"])
+def test_standard_with_a_soft_cap_forward_and_backward(mask):
+    problem = BASE.with_(pass_="fwd_bwd", softcap=1.5, mask=mask)
+    inputs, values = inputs_of(problem)
+    do = backward_inputs(problem)["dO"]
+    given = inputs | {"dO": do} | ({"mask": values} if mask else {})
+    program = build_program("standard", problem, GPU)
+    got = run_attention(program, given)
+    want = attention_gradients(problem, inputs["Q"], inputs["K"], inputs["V"], do, values)
+    uncapped = attention_gradients(problem.with_(softcap=0.0), inputs["Q"], inputs["K"], inputs["V"], do, values)
+    for name, exact in want.items():
+        assert np.abs(got[name] - exact).max() / np.abs(exact).max() < 2e-2, name
+        assert np.abs(got[name] - uncapped[name]).max() / np.abs(exact).max() > 0.1, name
+    # a quotient, tanh and a product, each a kernel that reads and writes S; the same backward, where tanh is read too
+    scores = 2 * BASE.batch * BASE.heads * BASE.seqlen_q * BASE.seqlen_k
+    moved = {k.name: sm_traffic(k) for k in program.kernels if k.name.startswith("cap_")}
+    assert [sum(r for r, _ in moved[n].values()) for n in moved] == [scores] * 4 + [2 * scores, scores]
+    assert len(moved) == 6 and all(sum(w for _, w in m.values()) == scores for m in moved.values())
+
+
 def test_which_weights_dropout_keeps_is_what_the_mask_says():
     problem = BASE.with_(dropout=0.3, pass_="fwd_bwd")
     program = build_program("standard", problem, GPU)
