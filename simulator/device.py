@@ -30,7 +30,10 @@ LATENCY_GRID_CYCLES = (200.0, 700.0, 1500.0, 4000.0, 20000.0)
 
 @dataclass(frozen=True)
 class KernelRun:
-    """A kernel's replay: cycles from first start to last end, busy and waiting shares, and the CTA log if asked."""
+    """A kernel's replay: cycles from first start to last end, busy and waiting shares, and the CTA log if asked.
+
+    ``empty`` is the share of all slot time without a CTA, whatever the slots wait for.
+    """
 
     cycles: float
     ctas_per_sm: int
@@ -41,6 +44,7 @@ class KernelRun:
     traffic: np.ndarray
     cta_log: np.ndarray
     timings: tuple[SmTiming, ...]
+    empty: float
 
 
 def occupancy(kernel: Kernel, profile: Profile) -> int:
@@ -314,7 +318,11 @@ def run_kernel(
         np.zeros(2 * leaves, np.int64),
     )
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
-    end = max(float(end), l2_free, hbm_free)
+    last_cta = float(end)
+    end = max(last_cta, l2_free, hbm_free)
+    drain = 1.0 - last_cta / end if end else 0.0
+    between = max(0, plan.simulate - slots) * gap * TICKS_PER_CYCLE / (slots * end) if end else 0.0
+    outside = {"hbm" if hbm_free >= l2_free else "l2": drain, "latency": between}
     traffic = l2.snapshot() - before
     scale = 1.0
     if plan.repeat:
@@ -342,7 +350,7 @@ def run_kernel(
     if end < floor:
         scale *= floor / end
         end = floor
-    waits = _waits(weights, stalls, timings, prepared, end / scale * slots, slot_busy)
+    waits = _waits(weights, stalls, timings, prepared, end / scale * slots, slot_busy, outside)
     return KernelRun(
         end / TICKS_PER_CYCLE,
         residents,
@@ -353,11 +361,18 @@ def run_kernel(
         traffic,
         log_rows,
         timings,
+        max(0.0, 1.0 - slot_busy / (end / scale * slots)) if end else 0.0,
     )
 
 
-def _waits(weights, stalls, timings, prepared: _Prepared, slot_ticks: float, slot_busy: float) -> dict[str, float]:
-    """Share of all slot time by cause; ``imbalance`` is slots without a CTA."""
+def _waits(
+    weights, stalls, timings, prepared: _Prepared, slot_ticks: float, slot_busy: float, outside: dict[str, float]
+) -> dict[str, float]:
+    """Share of all slot time by cause; ``imbalance`` is slots without a CTA that nothing else explains.
+
+    ``outside`` is what slots without a CTA wait for, as far as it is known: the launch of their next one, and after the
+    last one the drain of posted writes (no CTA waits for those here; on the hardware they would stand behind them).
+    """
     by_cause = np.zeros(len(CAUSES))
     trips = prepared.kernel.trips
     for r in range(2):
@@ -375,7 +390,11 @@ def _waits(weights, stalls, timings, prepared: _Prepared, slot_ticks: float, slo
     out["hbm"] = float(memory * stalls[0] / stalled)
     out["l2"] = float(memory * stalls[1] / stalled)
     out["latency"] += float(memory * stalls[2] / stalled)
-    out["imbalance"] = float(max(0.0, 1.0 - busy_share))
+    left = max(0.0, 1.0 - busy_share)
+    for cause, share in outside.items():
+        out[cause] += min(share, left)
+        left -= min(share, left)
+    out["imbalance"] = float(left)
     return out
 
 

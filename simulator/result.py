@@ -23,7 +23,10 @@ class TensorTraffic:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """One kernel launch. ``waits`` is the share of the launch's time by cause (sums to 1)."""
+    """One kernel launch. ``waits`` is the share of the launch's time by cause (sums to 1).
+
+    ``empty`` is the share of the running time that CTA slots are without a CTA, whatever they wait for.
+    """
 
     name: str
     start_us: float
@@ -39,6 +42,7 @@ class KernelResult:
     path: str
     busy: Mapping[str, float] = field(default_factory=dict)
     compute_dtype: str = "bf16"
+    empty: float = 0.0
 
     def _sum(self, name: str) -> int:
         return sum(getattr(t, name) for t in self.traffic)

@@ -229,7 +229,7 @@ def _run_at_its_clock(
             run.cycles,
             run.cycles / clock_hz,
             float(run.traffic[2].sum() + run.traffic[3].sum()),
-            loaded_share(1.0 - run.waits["imbalance"], kernel.ctas, slots, profile.num_sms),
+            loaded_share(1.0 - run.empty, kernel.ctas, slots, profile.num_sms),
             conditions.calls,
         )
         wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
@@ -256,7 +256,7 @@ def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> A
         kernel.time_us * 1e-6 * running,
         kernel.hbm_read_bytes + kernel.hbm_write_bytes,
         loaded_share(
-            1.0 - kernel.waits["imbalance"] / max(1e-9, running),
+            1.0 - kernel.empty,
             kernel.ctas,
             profile.num_sms * kernel.ctas_per_sm,
             profile.num_sms,
@@ -313,6 +313,7 @@ def _kernel_result(
         kernel.path,
         {"l2": run.l2_busy_share, "hbm": run.hbm_busy_share},
         tensor_dtype(kernel.compute_dtype),
+        run.empty,
     )
 
 

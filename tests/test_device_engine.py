@@ -288,3 +288,16 @@ def test_waits_are_shares():
         waits = run(program.kernels[0], program=program).waits
         assert all(share >= 0 for share in waits.values())
         assert sum(waits.values()) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_launch_that_ends_when_its_writes_have_drained_waits_for_hbm():
+    """Unfused attention's first product writes S: after its last CTA the writes go on, most of the time at half the
+    bandwidth. The gaps between short CTAs are no idle SMs either."""
+    problem = AttentionProblem(batch=1, heads=16, seqlen_q=4096, head_dim=128, causal=False)
+    today, half = (
+        next(k for k in simulate("standard", problem, gpu).kernels if k.name == "qk_gemm")
+        for gpu in (load_profile("h100_sxm"), load_profile("h100_sxm", {"hbm_bandwidth": "x0.5"}))
+    )
+    assert today.waits["hbm"] < half.waits["hbm"] and half.limiter == "hbm"
+    assert half.waits["imbalance"] < 0.1 < half.empty
+    assert sum(half.waits.values()) == pytest.approx(1.0, abs=1e-6)
