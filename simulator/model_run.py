@@ -42,6 +42,7 @@ class ModelRun:
     """One step of a model on one GPU.
 
     ``time_us``: of one micro-batch (training, its share of the optimiser included), one prefill or one decode step.
+    ``held_clock_hz``: the SM clock to which the power limit holds a step that repeats (None: it does not bind).
     ``gpu_us`` is the GPU's work, ``host_us`` the launches' cost on the host: an eager framework's step takes the
     longer of the two. ``tokens``: tokens processed (training, prefill) or generated (decode).
     """
@@ -61,6 +62,7 @@ class ModelRun:
     memory_fits: bool
     model_flops: float
     spec_flops_per_s: float
+    held_clock_hz: float | None
     recompute: str = "none"
     notes: tuple[str, ...] = field(default=())
 
@@ -223,13 +225,13 @@ def train(
         notes.append(f"dropout inside {attention}'s kernels is not modelled (its random numbers cost no time here)")
     if training.recompute != "none":
         notes.append(f"{training.recompute} is computed again in backward: what it would keep does not fit")
-    lines = simulator.lines(training_works(training, gpu))
+    lines, clock_hz = simulator.lines(training_works(training, gpu), checked_launch(launch))
     flops = model_flops_per_token(model, seqlen) * training.shape.tokens
     if loss_share < 1.0:
         flops -= 6.0 * model.vocab * model.hidden * (training.shape.tokens - training.loss_tokens)
     return _run(
         simulator, "training", model, attention, lines, batch, seqlen, training.shape.tokens, fusion, memory, flops,
-        launch, training.recompute, notes,
+        launch, clock_hz, training.recompute, notes,
     )  # fmt: skip
 
 
@@ -279,8 +281,15 @@ def _inference(
     """``tokens`` of ``batch`` sequences that see ``keys`` keys, with logits of one token a sequence."""
     memory = inference_memory(model, batch, tokens, keys, simulator.dtype)
     flops = forward_flops(model, tokens, batch, keys)
-    lines = simulator.lines(works)
-    return _run(simulator, kind, model, attention, lines, batch, keys, tokens, "fused", memory, flops, launch)
+    lines, clock_hz = simulator.lines(works, checked_launch(launch))
+    return _run(simulator, kind, model, attention, lines, batch, keys, tokens, "fused", memory, flops, launch, clock_hz)
+
+
+def checked_launch(launch: str) -> str:
+    """``launch``; :class:`InputError` for one that is none."""
+    if launch not in LAUNCHES:
+        raise InputError(f"--launch: {launch!r} is unknown; use {', '.join(LAUNCHES)}")
+    return launch
 
 
 def check_lengths(model: TransformerModel, batch: int, seqlen: int) -> None:
@@ -303,17 +312,15 @@ def _run(
     memory: Memory,
     flops: float,
     launch: str,
+    held_clock_hz: float | None,
     recompute: str = "none",
     notes: list[str] | None = None,
 ) -> ModelRun:
-    if launch not in LAUNCHES:
-        raise InputError(f"--launch: {launch!r} is unknown; use {', '.join(LAUNCHES)}")
     notes = list(notes or ())
     gpu, dtype = simulator.gpu, simulator.dtype
     gpu_us = fsum(line.time_us for line in lines)
     launches = sum(line.work.count * line.each.launches for line in lines)
-    # a captured graph is launched once; an eager framework's host prepares every kernel while the GPU works
-    host_us = launches * simulator.physics.host_launch_us if launch == "eager" else simulator.physics.graph_launch_us
+    host_us = simulator.host_us(launches, launch)
     if host_us > gpu_us:
         notes.append(
             f"the host bounds it: {launches:.0f} launches of {simulator.physics.host_launch_us:.0f} us each take "
@@ -340,6 +347,7 @@ def _run(
         memory_fits=fits,
         model_flops=flops,
         spec_flops_per_s=gpu.spec_flops(dtype),
+        held_clock_hz=held_clock_hz,
         recompute=recompute,
         notes=tuple(notes),
     )

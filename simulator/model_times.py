@@ -1,5 +1,8 @@
 """Times of a model's kernels on one GPU: each distinct one simulated once, from an empty L2.
 
+A step repeats for hours, so that the board's power limit holds: kernels on the tensor cores are simulated again at the
+clock that it leaves the step as a whole (:mod:`simulator.power`).
+
 Products and softmaxes of very many equal waves are extended from two shorter ones.
 """
 
@@ -14,6 +17,7 @@ from simulator.model_gemms import choose_gemm
 from simulator.model_kernels import Gemm, Stream, TorchSoftmax, gemm_program, softmax_program, stream_program
 from simulator.model_programs import AttentionCall, Spec, Work
 from simulator.physics import Physics
+from simulator.power import Load, sustained_clock_hz
 from simulator.profile import Profile
 from simulator.program import Program
 from simulator.simulation import Conditions, run_program
@@ -34,13 +38,16 @@ SOFTMAX_ROWS = 6144
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One launch (or one attention call): time, kernels launched, FLOPs by tensor cores, HBM bytes, limiter."""
+    """One launch (or one attention call): time, kernels launched, FLOPs by tensor cores, HBM bytes, limiter,
+    exponentials and mean SM clock."""
 
     time_us: float
     launches: int
     flops: float
     hbm_bytes: float
     limiter: str
+    exponentials: float
+    clock_hz: float
 
 
 @dataclass(frozen=True)
@@ -62,35 +69,50 @@ class Simulator:
     def __init__(self, gpu: Profile, dtype: str = "bf16"):
         self.gpu, self.dtype = gpu, dtype
         self.physics = _own_bandwidth(gpu, Physics.from_calibration(gpu.calibration_parameters))
-        self._known: dict[object, KernelTime] = {}
+        self._known: dict[tuple[Spec, float | None], KernelTime] = {}
 
-    def time(self, spec: Spec) -> KernelTime:
-        """What one launch of ``spec`` takes, the gap before it included."""
-        if spec not in self._known:
+    def time(self, spec: Spec, clock_hz: float | None = None) -> KernelTime:
+        """What one launch of ``spec`` takes, the gap before it included; ``clock_hz`` bounds the SM clock."""
+        key = (spec, clock_hz)
+        if key not in self._known:
             parts = _long(spec, self.gpu)
             if parts is None:
                 budget = ATTENTION_EVENT_BUDGET if isinstance(spec, AttentionCall) else EVENT_BUDGET
-                self._known[spec] = self._simulate(self._program(spec), budget)
+                self._known[key] = self._simulate(self._program(spec), budget, clock_hz)
             else:
                 name, short, choice = parts
                 specs = [replace(spec, **{name: n}) for n in (short, 2 * short)]
-                times = [self._simulate(self._program(s, choice), EVENT_BUDGET) for s in specs]
-                self._known[spec] = _extended(*times, getattr(spec, name) / short - 2.0)
-        return self._known[spec]
+                times = [self._simulate(self._program(s, choice), EVENT_BUDGET, clock_hz) for s in specs]
+                self._known[key] = _extended(*times, getattr(spec, name) / short - 2.0)
+        return self._known[key]
 
-    def _simulate(self, program: Program, budget: int) -> KernelTime:
-        result = run_program(program, self.gpu, Conditions("cold", "kernel"), self.physics, budget)
+    def _simulate(self, program: Program, budget: int, clock_hz: float | None) -> KernelTime:
+        result = run_program(program, self.gpu, Conditions("cold", "kernel", clock_hz), self.physics, budget)
         return KernelTime(
             result.time_us + self.physics.graph_gap_us,
             len(program.kernels),
             result.work["matmul"],
             float(result.hbm_read_bytes + result.hbm_write_bytes + result.dirty_bytes_at_end),
             result.limiter,
+            result.work["exp"],
+            result.sm_clock_mhz * 1e6,
         )
 
-    def lines(self, works: list[Work]) -> tuple[Line, ...]:
-        """Every work with its time."""
-        return tuple(Line(work, self.time(work.spec)) for work in works)
+    def host_us(self, launches: float, launch: str) -> float:
+        """What launching costs the host: a captured graph is launched once, an eager framework prepares every kernel
+        while the GPU works."""
+        return launches * self.physics.host_launch_us if launch == "eager" else self.physics.graph_launch_us
+
+    def lines(self, works: list[Work], launch: str) -> tuple[tuple[Line, ...], float | None]:
+        """Every work of a step that repeats with its time, and the SM clock in Hz to which the power limit holds the
+        step (None: it does not bind)."""
+        free = tuple(Line(work, self.time(work.spec)) for work in works)
+        host_us = self.host_us(sum(line.work.count * line.each.launches for line in free), launch)
+        limit = sustained_clock_hz(self.gpu, [_load(line) for line in free], host_us * 1e-6)
+        if limit is None:
+            return free, None
+        held = (self.time(e.work.spec, limit) if e.each.flops else e.each for e in free)
+        return tuple(Line(e.work, each) for e, each in zip(free, held, strict=True)), limit
 
     def _program(self, spec: Spec, choice: tuple[GemmKernel, int] | None = None) -> Program:
         if isinstance(spec, Stream):
@@ -131,7 +153,27 @@ def _extended(short: KernelTime, longer: KernelTime, steps: float) -> KernelTime
         a, b = getattr(short, name), getattr(longer, name)
         return b + steps * (b - a)
 
-    return KernelTime(more("time_us"), longer.launches, more("flops"), more("hbm_bytes"), longer.limiter)
+    return KernelTime(
+        more("time_us"),
+        longer.launches,
+        more("flops"),
+        more("hbm_bytes"),
+        longer.limiter,
+        more("exponentials"),
+        longer.clock_hz,
+    )
+
+
+def _load(line: Line) -> Load:
+    n, each = line.work.count, line.each
+    return Load(
+        n * each.time_us * 1e-6,
+        each.clock_hz,
+        n * each.flops,
+        n * each.exponentials,
+        n * each.hbm_bytes,
+        each.limiter not in ("hbm", "launch"),
+    )
 
 
 def _own_bandwidth(gpu: Profile, physics: Physics) -> Physics:

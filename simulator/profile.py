@@ -63,6 +63,7 @@ SCALAR_KEYS: dict[str, Key] = {
     "max_clock_hz": Key("Hz", "hz", "SM boost clock that an unloaded GPU reaches"),
     "spec_clock_hz": Key("Hz", "hz", "SM clock behind the datasheet's tensor FLOP/s"),
     "power_cap_w": Key("W", "w", "board power limit"),
+    "tensor_energy_j_per_flop": Key("J/FLOP", "j/flop", "energy of a 16-bit tensor FLOP of random data at the spec clock"),
     "exp_per_cycle_per_sm": _rate("exp2 results of the special-function units"),
     "fma_per_cycle_per_sm": _rate("FP32 FMA, ADD or MUL results"),
     "alu_per_cycle_per_sm": _rate("min, max, select, compare and logic results"),
@@ -91,6 +92,11 @@ SCALAR_KEYS: dict[str, Key] = {
     "launch_overhead_s": _time("gap between dependent kernels launched back to back in a stream"),
     "graph_launch_overhead_s": _time("gap between dependent kernels replayed from a CUDA graph"),
     "cta_launch_latency_s": _time("a CTA's slot becoming free to its successor's first instruction"),
+}
+
+#: Scalar keys that a profile may leave out: value and source of what is taken then.
+DEFAULTS: dict[str, tuple[float, str]] = {
+    "tensor_energy_j_per_flop": (1.48e-12, "no figure of this GPU: an H200's, our micro_run1.csv, a GEMM for a second"),
 }
 
 # The nested keys: group -> (their Key, the names allowed at each level below the group).
@@ -187,6 +193,7 @@ class Profile:
     max_clock_hz: float = field(init=False)
     spec_clock_hz: float = field(init=False)
     power_cap_w: float = field(init=False)
+    tensor_energy_j_per_flop: float = field(init=False)
     exp_per_cycle_per_sm: float = field(init=False)
     fma_per_cycle_per_sm: float = field(init=False)
     alu_per_cycle_per_sm: float = field(init=False)

@@ -18,6 +18,7 @@ from simulator.errors import InputError
 from simulator.profile import (
     ARCHITECTURES,
     CAPABILITIES,
+    DEFAULTS,
     GROUP_KEYS,
     KINDS,
     SCALAR_KEYS,
@@ -286,6 +287,8 @@ def _finish(draft: Draft) -> Profile:
     for key in ("title", "architecture", "compute_capability", "capabilities"):
         if key not in draft.identity:
             fail(f"{draft.path}:1", key, "missing", "add it, or inherit it with 'base:'")
+    for key, (value, source) in DEFAULTS.items():
+        draft.values.setdefault(key, Quantity(value, key_of(key).unit, "assumed", source, f"{draft.path}:1"))
     for key in [*SCALAR_KEYS, *GROUP_KEYS]:
         if not any(name == key or name.startswith(f"{key}.") for name in draft.values):
             fail(f"{draft.path}:1", key, "missing", "add it with value, kind and source, or inherit it with 'base:'")

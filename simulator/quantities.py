@@ -20,6 +20,7 @@ DIMENSIONS = {
     "s": ("a time", "2.4us"),
     "cycles": ("a number of cycles", "29cycles"),
     "w": ("a power", "700W"),
+    "j/flop": ("an energy per floating-point operation", "1.5pJ/FLOP"),
     "count": ("a plain number", "132"),
 }
 
@@ -36,6 +37,7 @@ LIMITS = {
     "s": (1e-15, 1.0),
     "cycles": (1e-6, 1e9),
     "w": (1e-3, 1e9),
+    "j/flop": (1e-18, 1e-3),
     "count": (1, 1e6),
 }
 
@@ -59,6 +61,7 @@ def _unit_table() -> dict[str, tuple[str, float]]:
     table |= {"s": ("s", 1), "ms": ("s", 1e-3), "us": ("s", 1e-6), "µs": ("s", 1e-6), "ns": ("s", 1e-9)}
     table |= {"cycles": ("cycles", 1), "cycle": ("cycles", 1), "clk": ("cycles", 1)}
     table |= {"W": ("w", 1), "kW": ("w", 1e3)}
+    table |= {"J/FLOP": ("j/flop", 1), "nJ/FLOP": ("j/flop", 1e-9), "pJ/FLOP": ("j/flop", 1e-12)}
     table |= {"kHz": ("hz", 1e3), "kB": ("bytes", 1e3), "kB/s": ("bytes/s", 1e3)}
     # All-lower-case spellings are accepted where they cannot be read as another unit ("Mb" would be megabits: refused).
     for spelling, meaning in list(table.items()):
@@ -110,6 +113,8 @@ def format_quantity(number: float, dimension: str) -> str:
         return f"{number / 1e6:,.6g} MHz"
     if dimension == "w":
         return f"{number:,.6g} W"
+    if dimension == "j/flop":
+        return f"{number * 1e12:.4g} pJ/FLOP"
     if dimension == "s":
         for unit, factor in (("s", 1), ("ms", 1e-3), ("us", 1e-6)):
             if number >= factor:
