@@ -75,11 +75,15 @@ def _totals(run: ModelRun) -> list[tuple[str, str]]:
         (f"MFU ({run.flop_convention})", f"{run.mfu:.1%}"),
         ("tensor cores: executed FLOP over peak", f"{run.hfu:.1%}"),
         ("attention's share", share),
-        ("power limit", f"holds {run.held_clock_hz / 1e6:.0f} MHz" if run.held_clock_hz else "not reached"),
+        ("power limit", _limit(run)),
         ("kernel launches", f"{run.launches:.0f}"),
         ("host, launching them", time_text(run.host_us)),
         *([("computed again in backward", run.recompute)] if run.kind == "training" else []),
     ]
+
+
+def _limit(run: ModelRun) -> str:
+    return f"holds {run.held_clock_hz / 1e6:.0f} MHz" if run.held_clock_hz else "not reached"
 
 
 def print_swap(console: Console, swap: Swap) -> None:
@@ -102,7 +106,7 @@ def print_swap(console: Console, swap: Swap) -> None:
             "The step differs from Amdahl's figure because the rest changes too: "
             f"recomputed in backward: {slow.recompute} against {fast.recompute}; "
             f"bound by the host: {'yes' if slow.host_us > slow.gpu_us else 'no'} against "
-            f"{'yes' if fast.host_us > fast.gpu_us else 'no'}.",
+            f"{'yes' if fast.host_us > fast.gpu_us else 'no'}; the power limit: {_limit(slow)} against {_limit(fast)}.",
             highlight=False,
         )
 

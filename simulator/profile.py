@@ -63,7 +63,7 @@ SCALAR_KEYS: dict[str, Key] = {
     "max_clock_hz": Key("Hz", "hz", "SM boost clock that an unloaded GPU reaches"),
     "spec_clock_hz": Key("Hz", "hz", "SM clock behind the datasheet's tensor FLOP/s"),
     "power_cap_w": Key("W", "w", "board power limit"),
-    "tensor_energy_j_per_flop": Key("J/FLOP", "j/flop", "energy of a 16-bit tensor FLOP of random data at the spec clock"),
+    "tensor_energy_j_per_flop": Key("J/FLOP", "j/flop", "a 16-bit tensor FLOP on random data at the spec clock"),
     "exp_per_cycle_per_sm": _rate("exp2 results of the special-function units"),
     "fma_per_cycle_per_sm": _rate("FP32 FMA, ADD or MUL results"),
     "alu_per_cycle_per_sm": _rate("min, max, select, compare and logic results"),

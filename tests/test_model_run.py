@@ -182,9 +182,11 @@ def test_softmax_of_an_old_release_reads_fp32_rows():
         stream_program(Stream(0, (2.0,), (2.0,)))
 
 
-def test_amdahl_agrees_with_the_whole_step(a100):
-    """The parts beside attention are the same, so the ratio of steps is Amdahl's figure."""
-    slow, fast = (train(SMALL, a100, batch=4, seqlen=1024, attention=a) for a in ("standard", "fa2"))
+def test_amdahl_agrees_with_the_whole_step():
+    """The parts beside attention are the same where power does not bind, so the ratio of steps is Amdahl's figure."""
+    cool = Simulator(load_profile("a100_sxm4_80gb", {"power_cap_w": "4000"}))
+    slow, fast = (train(SMALL, cool, batch=4, seqlen=1024, attention=a) for a in ("standard", "fa2"))
+    assert slow.held_clock_hz is fast.held_clock_hz is None
     swap = Swap(slow, fast)
     assert swap.attention_speedup > 1.5
     assert 1.0 < swap.speedup < swap.limit

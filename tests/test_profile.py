@@ -42,7 +42,7 @@ def test_every_value_has_unit_kind_source_and_a_line_that_holds_it(name):
 
 
 # Suffixes that name a unit; plain counts name what they count.
-UNIT_SUFFIXES = ("_bytes", "_bytes_per_s", "_per_cycle_per_sm", "_hz", "_w", "_s", "_cycles", "_flops")
+UNIT_SUFFIXES = ("_bytes", "_bytes_per_s", "_per_cycle_per_sm", "_hz", "_w", "_j_per_flop", "_s", "_cycles", "_flops")
 COUNTED = ("num_sms", "registers_per_sm", "max_threads_per_sm", "max_ctas_per_sm", "l2_partitions", "l2_read_sharers")
 
 
