@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from simulator.profile import Profile
 
@@ -51,13 +52,14 @@ def board_power_w(gpu: Profile, loads: Sequence[Load], clock_hz: float, least_se
 
     ``least_seconds``: the step's time when the host needs longer than the GPU.
     """
-    seconds = max(least_seconds, sum(load.seconds_at(clock_hz) for load in loads))
-    joules = 0.0
-    for load in loads:
+
+    def joules(load: Load) -> float:
         voltage = min(load.clock_hz, clock_hz) / gpu.spec_clock_hz
         switched = gpu.tensor_energy_j_per_flop * load.tensor_flops + EXP_J * load.exponentials
-        joules += HBM_J_PER_BYTE * load.hbm_bytes + switched * voltage**2
-    return IDLE_SHARE * gpu.power_cap_w + joules / seconds
+        return HBM_J_PER_BYTE * load.hbm_bytes + switched * voltage**2
+
+    seconds = max(least_seconds, fsum(load.seconds_at(clock_hz) for load in loads))
+    return IDLE_SHARE * gpu.power_cap_w + fsum(joules(load) for load in loads) / seconds
 
 
 def sustained_clock_hz(gpu: Profile, loads: Sequence[Load], least_seconds: float = 0.0) -> float | None:
