@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from algorithms import varlen
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -28,6 +29,7 @@ from algorithms.fa1_schedule import KINDS, Schedule, interleaved, schedule_for, 
 from algorithms.passes import build_passes
 from algorithms.standard import expand_heads
 from algorithms.standard_ops import beyond
+from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import (
@@ -63,6 +65,8 @@ IMPLEMENTATIONS = {
         _V1,
         features=frozenset({"dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
+        # the package's only entry: cu_seqlens
+        forward_features=frozenset({"varlen"}),
     ),
     # the paper's grid, one CTA a head, with the tiles of the kernel that simulator/measure runs
     "flash_attn_1_paper": Implementation(
@@ -275,7 +279,7 @@ def tensors_of(problem: AttentionProblem, s: Schedule) -> dict[str, Tensor]:
         t["O_tmp"] = Tensor("O_tmp", heads, rows, dv, "fp32", "scratch", s.rows)
     elif not s.packaged:
         del t["l"], t["m"]
-    return t
+    return varlen.ragged(t, p) if varlen.is_varlen(p) else t
 
 
 def forward_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], gpu: Profile) -> Kernel:
@@ -283,9 +287,10 @@ def forward_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor],
     coords = work_tiles(problem, s, gpu.num_sms * s.ctas_per_sm)
     kinds = [kind for kind in KINDS if coords[kind].any()]
     coords = {name: values for name, values in coords.items() if name not in KINDS or name in kinds}
+    cta = roles(problem, s, t, kinds)
     return Kernel(
         "fmha_fwd",
-        roles(problem, s, t, kinds),
+        varlen.within_sequence(cta) if varlen.is_varlen(problem) else cta,
         coords,
         tuple(Trip(kind) for kind in kinds),
         threads=32 * s.warps,
@@ -306,6 +311,10 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
         program = build(problem.with_(mask=None), implementation, gpu, hypothetical)
         return replace(program, problem=problem, warnings=(*program.warnings, PADDING))
     check_supported(problem, impl)
+    if varlen.is_varlen(problem) and problem.group > 1:
+        raise UnsupportedError(
+            f"{problem.kv_heads} KV heads with lengths by sequence: {implementation} has none but one a query head"
+        )
     substitutions = check_capabilities(impl, gpu, hypothetical)
     return build_passes(
         problem,
@@ -339,7 +348,7 @@ def build_forward(
         inputs,
         {name: t[name] for name in ("O", "LSE") if name in t},
         live,
-        notes=NOTES if problem.causal and problem.seqlen_q != problem.seqlen_k else (),
+        notes=NOTES if problem.causal and any(q != k for q, k in problem.sequences()) else (),
         substitutions=tuple(substitutions),
         attributes={"tile": (s.rows, s.keys), "row_slices": s.slices},
     )

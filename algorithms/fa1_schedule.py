@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from algorithms.common import ceil_div, grid_indices
 from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import ctas_per_sm, fa1_forward_tile, fa1_num_splits, fa1_paper_blocks
+from algorithms.varlen import is_varlen
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -97,6 +99,46 @@ def interleaved(problem: AttentionProblem, s: Schedule) -> bool:
     return s.slices == 1 or problem.batch * problem.heads * steps <= INTERLEAVED_STEPS
 
 
+def _turns(problem: AttentionProblem, s: Schedule, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(key block, CTA, is there such a CTA) of the work tiles of equal sequences: CTAs take slots in turn."""
+    p = problem
+    ctas = p.batch * p.heads * s.slices
+    slot, j, wave = grid_indices(slots, ceil_div(p.seqlen_k, s.keys), ceil_div(ctas, slots))
+    cta = wave * slots + slot
+    real = cta < ctas
+    last_real = int(np.flatnonzero(real)[-1]) + 1
+    return j[:last_real], cta[:last_real], real[:last_real]
+
+
+def _ragged_turns(problem: AttentionProblem, s: Schedule, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """:func:`_turns` of sequences of different lengths: a CTA walks the key blocks of its own sequence, and the next
+    one takes the slot that is free first (by row steps; of equal ones the first)."""
+    p = problem
+    ctas = p.batch * p.heads * s.slices
+    blocks = np.array([ceil_div(keys, s.keys) for _, keys in p.sequences()], np.int64)
+    steps = blocks * np.array([ceil_div(ceil_div(queries, s.rows), s.slices) for queries, _ in p.sequences()])
+    free = [(0, slot) for slot in range(min(slots, ctas))]
+    runs: list[list[int]] = [[] for _ in free]
+    for cta in range(ctas):
+        at, slot = heapq.heappop(free)
+        runs[slot].append(cta)
+        heapq.heappush(free, (at + int(steps[cta % p.batch]) + 1, slot))
+    place = np.zeros(ctas, np.int64)
+    slot_of = np.zeros(ctas, np.int64)
+    for slot, run in enumerate(runs):
+        own = blocks[np.array(run) % p.batch]
+        place[run], slot_of[run] = np.cumsum(own) - own, slot
+    each = blocks[np.arange(ctas) % p.batch]
+    cta = np.repeat(np.arange(ctas), each)
+    j = np.arange(len(cta)) - np.repeat(np.cumsum(each) - each, each)
+    at = (np.repeat(place, each) + j) * slots + np.repeat(slot_of, each)
+    size = int(at.max()) + 1
+    out = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, bool)
+    for array, values in zip(out, (j, cta, True), strict=True):
+        array[at] = values
+    return out
+
+
 def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, np.ndarray]:
     """Coordinates of the work tiles (CTA, key block) such that slot ``x`` runs its CTA's key blocks one after another.
 
@@ -105,16 +147,11 @@ def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, 
     ``j`` begins at its diagonal, and a row block is final, stored in the output's dtype, at the last key block it sees.
     """
     p = problem
-    row_blocks, key_blocks = ceil_div(p.seqlen_q, s.rows), ceil_div(p.seqlen_k, s.keys)
-    ctas = p.batch * p.heads * s.slices
-    waves = ceil_div(ctas, slots)
-    slot, j, wave = grid_indices(slots, key_blocks, waves)
-    cta = wave * slots + slot
-    real = cta < ctas
-    last_real = int(np.flatnonzero(real)[-1]) + 1
-    slot, j, cta, real = (a[:last_real] for a in (slot, j, cta, real))
+    j, cta, real = _ragged_turns(p, s, slots) if is_varlen(p) else _turns(p, s, slots)
     batch, head, z = cta % p.batch, cta // p.batch % p.heads, cta // (p.batch * p.heads)
-    shift = p.seqlen_k - p.seqlen_q
+    queries, keys = np.array(p.sequences(), np.int64).T
+    row_blocks, key_blocks = -(-queries // s.rows)[batch], -(-keys // s.keys)[batch]
+    shift = (keys - queries)[batch]
 
     def first_row_block(block: np.ndarray) -> np.ndarray:
         """The first row block that sees key block ``block``; all see the first one, if only to write zeros."""
@@ -139,19 +176,26 @@ def work_tiles(problem: AttentionProblem, s: Schedule, slots: int) -> dict[str, 
 
     # few row blocks are final at a key block: runs of them go to the slices in turn
     final_row, final = share(start, middle, (z + j) % s.slices)
-    below_row, below = share(middle, np.full_like(j, row_blocks), z)
+    below_row, below = share(middle, row_blocks, z)
     busy = real & (final + below > 0)
     flat = np.where(busy, batch * p.heads + head, -1)
+    of_sequence, k_offset = {}, 0
+    if is_varlen(p):
+        # sequences end at the last row of their matrices
+        q_offset, k_offset = (p.seqlen_q - queries)[batch], (p.seqlen_k - keys)[batch]
+        final_row, below_row = final_row + q_offset, below_row + q_offset
+        of_sequence = {"q_offset": q_offset, "k_offset": k_offset, "seqlen_k": keys[batch], "shift": shift}
     return {
         "q_head": flat,
         "kv_head": flat,
-        "key_row": j * s.keys,
+        "key_row": j * s.keys + k_offset,
         "final_row": final_row,
         "below_row": below_row,
         "n_only": np.where(j == 0, final, 0),
         "n_final": np.where(j == 0, 0, final),
         "n_first": np.where(j == 0, below, 0),
         "n_middle": np.where(j == 0, 0, below),
+        **of_sequence,
     }
 
 

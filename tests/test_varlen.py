@@ -134,10 +134,62 @@ def test_the_column_of_predict():
     assert not output["error"] and output["flops"] == 4 * 16 * 128 * (256**2 + 1024**2 + 8192**2)
 
 
-@pytest.mark.parametrize("algorithm", ["standard", "fa1"])
-def test_what_has_no_lengths_by_sequence_says_so(algorithm):
-    with pytest.raises(UnsupportedError, match="varlen"):
-        build_program(algorithm, problem_of(), GPU)
+@pytest.mark.parametrize(
+    "algorithm, changes, says",
+    [
+        ("standard", {}, "varlen.*padding"),
+        ("fa1", {"pass_": "bwd"}, "varlen.*backward"),
+        ("fa1", {"kv_heads": 1}, "1 KV heads"),
+    ],
+)
+def test_what_has_no_lengths_by_sequence_says_so(algorithm, changes, says):
+    with pytest.raises(UnsupportedError, match=says):
+        build_program(algorithm, problem_of(**changes), GPU)
+
+
+FA1_CASES = [
+    {},
+    {"causal": True},
+    {"causal": True, "head_dim": 128, "dtype": "fp16"},
+    {"dropout": 0.3},
+    {"seqlens_k": (40, 200, 129, 333), "seqlen_k": 333, "causal": True},
+]
+
+
+@pytest.mark.parametrize("sms", [132, 3])
+@pytest.mark.parametrize("changes", FA1_CASES, ids=str)
+def test_first_flash_attention_takes_sequences_as_they_are(changes, sms):
+    problem, gpu = problem_of(**changes), load_profile("h200_sxm", {"num_sms": sms})
+    inputs = random_inputs(problem, seed=4)
+    program = build_program("fa1", problem, gpu)
+    got = run_attention(program, inputs)
+    want = attention(problem, inputs["Q"], inputs["K"], inputs["V"])
+    assert np.abs(got["O"] - want["O"]).max() < 0.01 * np.abs(want["O"]).max()
+    seen = np.isfinite(want["LSE"])
+    assert np.array_equal(seen, np.isfinite(got["LSE"])) and np.abs(got["LSE"][seen] - want["LSE"][seen]).max() < 2e-3
+    # K once a CTA (a slice of a head's rows), Q once a key block, rows that exist alone
+    traffic, slices = sm_traffic(program.kernels[-1]), program.attributes["row_slices"]
+    tile_n, row_bytes = program.attributes["tile"][1], 2 * problem.heads * problem.head_dim
+    if not problem.causal:
+        assert traffic["Q"][0] == row_bytes * sum(q * -(-k // tile_n) for q, k in problem.sequences())
+        assert traffic["O"] == (0, row_bytes * sum(q for q, _ in problem.sequences()))
+        assert traffic["K"][0] <= slices * row_bytes * sum(k for _, k in problem.sequences())
+
+
+def test_first_flash_attention_gives_free_slots_to_the_next_cta():
+    lengths = (2048, *(256,) * 31)
+    problem = AttentionProblem(
+        batch=32, heads=16, seqlen_q=2048, head_dim=64, dtype="fp16", seqlens_q=lengths, seqlens_k=lengths
+    )
+    program = build_program("fa1", problem, GPU)
+    coords, slots = program.kernels[-1].coords, 2 * GPU.num_sms
+    runs = [coords["q_head"][slot::slots] for slot in range(slots)]
+    heads_of_slot = [list(dict.fromkeys(run[run >= 0].tolist())) for run in runs]
+    # nothing follows a head of the long sequence (0 to 15): the short ones go to slots that are free earlier
+    assert all(not set(heads[:-1]) & set(range(16)) for heads in heads_of_slot)
+    assert max(len(heads) for heads in heads_of_slot) == 2
+    ragged, whole = (simulate("fa1", p, GPU).time_us for p in (problem, padded(problem)))
+    assert ragged < 0.5 * whole
 
 
 def test_compare_shows_the_padded_alternative_beside_it(capsys):
@@ -153,7 +205,7 @@ def test_compare_shows_the_padded_alternative_beside_it(capsys):
 def test_speed_ups_are_over_padded_standard():
     problem = problem_of(causal=True)
     entries = {entry.label: entry for entry in compare(problem, [GPU], ["standard", "fa2", "fa1"]).entries}
-    assert set(entries) == {"standard padded", "fa2", "fa2 padded", "fa1 padded"}
+    assert set(entries) == {"standard padded", "fa2", "fa2 padded", "fa1", "fa1 padded"}
     base = entries["standard padded"].result.time_us
     assert entries["fa2"].speedup == pytest.approx(base / entries["fa2"].result.time_us)
     assert entries["fa2"].result.flops < entries["fa2 padded"].result.flops
