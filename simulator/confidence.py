@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from simulator.problem import AttentionProblem
-from simulator.profile import Profile
+from simulator.profile import UNREAD_KEYS, Profile, profile_folder
 from simulator.result import Result
 
 #: Predicted times below this are judged with the short cases of their group.
@@ -99,7 +100,12 @@ def _quantile(ordered: list[float], q: float) -> float:
 
 
 def with_confidence(result: Result, profile: Profile) -> Result:
-    """``result`` with its 90 % interval and with warnings about what the calibration never saw."""
+    """``result`` with its 90 % interval, and warnings about what the calibration never saw and what of a changed GPU
+    changes nothing."""
+    unread = unread_changes(profile)
+    if unread:
+        line = f"{', '.join(unread)}: changed, but the time of one attention call does not depend on it"
+        result = replace(result, warnings=(*result.warnings, line))
     bands = profile.calibration.provenance.get("residual_bands")
     if not bands:
         return replace(result, warnings=(*result.warnings, f"{profile.name} has no calibration: time is unvalidated"))
@@ -119,6 +125,17 @@ def with_confidence(result: Result, profile: Profile) -> Result:
     if source is not None and source != profile.name:
         warnings.append(f"interval is {source}'s: {profile.name} was not calibrated itself")
     return replace(result, time_low_us=low, time_high_us=high, warnings=tuple(warnings))
+
+
+def unread_changes(profile: Profile) -> list[str]:
+    """Keys that ``--set``, or a user's own file with ``base:``, changed although no prediction reads them."""
+    own = profile.path if profile.base and not Path(profile.path).is_relative_to(profile_folder()) else None
+    return [
+        key
+        for key in sorted(UNREAD_KEYS & set(profile.values))
+        if profile.values[key].source.startswith("--set ")
+        or (own is not None and profile.values[key].location.rpartition(":")[0] == own)
+    ]
 
 
 def _band_key(bands: Mapping, algorithm: str, pass_: str, kind: str) -> str:

@@ -98,6 +98,22 @@ SCALAR_KEYS: dict[str, Key] = {
 DEFAULTS: dict[str, tuple[float, str]] = {
     "tensor_energy_j_per_flop": (1.48e-12, "no figure of this GPU: an H200's, our micro_run1.csv, a GEMM for a second"),
 }
+#: Keys that describe a GPU but on which no prediction of a single attention call depends: launch costs and what power does
+#: to its clock are calibrated as they were measured, the rest does not bind these kernels. Changing one is warned of.
+UNREAD_KEYS = frozenset(
+    {
+        "power_cap_w",
+        "tensor_energy_j_per_flop",
+        "smem_latency_cycles",
+        "tmem_bytes_per_sm",
+        "l1_smem_bytes_per_sm",
+        "l2_partitions",
+        "hbm_sustained_copy_bytes_per_s",
+        "launch_overhead_s",
+        "graph_launch_overhead_s",
+        "cta_launch_latency_s",
+    }
+)
 
 # The nested keys: group -> (their Key, the names allowed at each level below the group).
 GROUP_KEYS: dict[str, tuple[Key, tuple[tuple[str, ...], ...]]] = {

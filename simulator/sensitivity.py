@@ -41,12 +41,13 @@ PARAMETERS = {
     "issue_slots_per_cycle_per_sm": "issue slots",
     "num_sms": "SMs",
     "max_clock_hz": "SM clock",
-    "power_cap_w": "power cap",
-    "launch_overhead_s": "launch overhead",
 }
-#: Size of a step as a share of the parameter, and the steps that a slope is fitted to.
+#: Size of a step as a share of the parameter, and the steps that a slope is fitted to; where that slope is uncertain
+#: by more than UNCERTAIN, further ones too.
 STEP = 0.05
 STEPS = (-2, -1, 1, 2)
+FURTHER_STEPS = (-4, -3, 3, 4)
+UNCERTAIN = 0.03
 #: Factors at which the limiter is looked for, and how closely its change is then located.
 LADDER = (1 / 8, 1 / 4, 1 / 2, 2**-0.5, 2**0.5, 2.0, 4.0, 8.0)
 LIMITER_PRECISION = 0.03
@@ -66,8 +67,8 @@ class Sensitivity:
 
     ``time`` and the bytes are elasticities, ``time_error`` the standard error of the first. ``low_us``/``high_us`` are
     the times one step below and above (``None``: cannot run there). ``note`` names steps that the slopes leave out and
-    why: cannot run, or across a threshold. ``below``/``above`` are the nearest changes of
-    the limiter, ``None`` where there is none within a factor of 8.
+    why: cannot run, or across a threshold; ``crossed`` are those across a threshold. ``below``/``above`` are the
+    nearest changes of the limiter, ``None`` where there is none within a factor of 8.
     """
 
     algorithm: str
@@ -85,6 +86,7 @@ class Sensitivity:
     below: Change | None = None
     above: Change | None = None
     note: str = ""
+    crossed: tuple[int, ...] = ()
 
     def row(self) -> dict[str, Any]:
         """The numbers as a row of a CSV file."""
@@ -186,23 +188,32 @@ def sensitivities(
 def _sensitivity(bench: Bench, key: str, step: float, limits: bool) -> Sensitivity:
     base = bench.scaled(key, 1.0)
     near: dict[int, float] = {}
+    crossed: list[int] = []
     points, notes = [(1.0, base)], []
-    for steps in STEPS:
-        factor = actual_factor(bench.profile, key, (1.0 + step) ** steps)
-        try:
-            if factor == 1.0:
-                raise InputError(f"a step of {100 * step:g} % rounds to nothing")
-            there = bench.scaled(key, factor)
-        except InputError as error:
-            notes.append(f"x{factor:.3g}: {error}")
-            continue
-        near[steps] = there.time_us
-        crossed = _threshold(base, there)
-        if crossed:
-            notes.append(f"x{factor:.3g}: {crossed}")
-        else:
-            points.append((factor, there))
+
+    def look(steps: Iterable[int]) -> None:
+        for many in steps:
+            factor = actual_factor(bench.profile, key, (1.0 + step) ** many)
+            try:
+                if factor == 1.0:
+                    raise InputError(f"a step of {100 * step:g} % rounds to nothing")
+                there = bench.scaled(key, factor)
+            except InputError as error:
+                notes.append(f"x{factor:.3g}: {error}")
+                continue
+            near[many] = there.time_us
+            threshold = _threshold(base, there)
+            if threshold:
+                crossed.append(many)
+                notes.append(f"x{factor:.3g}: {threshold}")
+            else:
+                points.append((factor, there))
+
+    look(STEPS)
     time, error = _slope([(factor, r.time_us) for factor, r in points])
+    if error > UNCERTAIN and not notes:
+        look(FURTHER_STEPS)
+        time, error = _slope([(factor, r.time_us) for factor, r in points])
     hbm, _ = _slope([(factor, r.hbm_read_bytes + r.hbm_write_bytes) for factor, r in points])
     l2, _ = _slope([(factor, r.l2_read_bytes + r.l2_write_bytes) for factor, r in points])
     return Sensitivity(
@@ -221,6 +232,7 @@ def _sensitivity(bench: Bench, key: str, step: float, limits: bool) -> Sensitivi
         _limiter_change(bench, key, -1) if limits else None,
         _limiter_change(bench, key, 1) if limits else None,
         "; ".join(notes),
+        tuple(crossed),
     )
 
 

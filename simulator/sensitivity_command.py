@@ -166,6 +166,10 @@ def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> Non
                 console.print(escape(f"* {one.name}: {one.note}"), style="dim")
 
 
+    if any(one.limiter == "fp32" for one in found):
+        console.print("fp32: arithmetic of the FP32, ALU and conversion pipes, and the issue slots that feed them")
+
+
 def _elasticity(value: float) -> str:
     return "0" if abs(value) < _SHOWN else f"{value:+.2f}"
 

@@ -102,10 +102,16 @@ def chosen_program(
     event_budget: int | None = None,
 ) -> tuple[Program, tuple[str, ...]]:
     """The program that :func:`simulate` runs with these arguments, and what there is to say about its tiles."""
-    from algorithms import build_program
+    from algorithms import algorithm_module, build_program
 
     if tiles is None:
-        return build_program(algorithm, problem, profile, implementation, hypothetical), ()
+        try:
+            return build_program(algorithm, problem, profile, implementation, hypothetical), ()
+        except UnsupportedError as error:
+            can_choose = problem.pass_ == "fwd" and hasattr(algorithm_module(algorithm), "forward_tile")
+            if can_choose and "bytes of SMEM" in str(error):
+                raise UnsupportedError(f"{error}; '--tiles auto' looks for a tile that fits") from None
+            raise
     from simulator.tile_choice import program_with_tiles
 
     def time_us(tried: Program, events: int | None) -> float:

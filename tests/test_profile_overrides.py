@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import typer
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import simulator
+from simulator import AttentionProblem, simulate
 from simulator.errors import InputError
 from simulator.gpus_command import register
 from simulator.overrides import override_dimensions, parse_overrides, with_values
-from simulator.profile import SCALAR_KEYS, load_profile, profile_names
+from simulator.profile import SCALAR_KEYS, UNREAD_KEYS, load_profile, profile_names
 from simulator.quantities import format_quantity, parse_quantity
 
 H100 = load_profile("h100_sxm")
@@ -204,3 +207,29 @@ def test_gpus_json_has_every_value_with_its_source():
 def test_gpus_misuse_is_an_input_error(arguments):
     result = run_gpus(*arguments)
     assert isinstance(result.exception, InputError) and "\n" not in str(result.exception)
+
+
+def test_changing_what_no_prediction_reads_is_told(tmp_path):
+    """A knob that turns nothing must say so, from the command line and from a user's file; a real one does not."""
+    problem = AttentionProblem(heads=2, seqlen_q=256, head_dim=64)
+    file = tmp_path / "mine.yaml"
+    value = '{value: 1us, kind: assumed, source: "what if"}'
+    file.write_text(f"name: mine\ntitle: Mine\nbase: h100_sxm\nlaunch_overhead_s: {value}\n", encoding="utf-8")
+    for profile in (load_profile("h100_sxm", {"launch_overhead": "x0.1", "l2": "x2"}), load_profile(file)):
+        lines = simulate("fa2", problem, profile).warnings
+        assert "launch_overhead_s: changed, but the time of one attention call does not depend on it" in lines
+    for profile in (load_profile("h100_sxm", {"l2": "x2", "sram": "x2"}), load_profile("h20")):
+        assert not any("does not depend on it" in line for line in simulate("fa2", problem, profile).warnings)
+
+
+@pytest.mark.parametrize("key", sorted(SCALAR_KEYS))
+def test_unread_keys_are_those_that_nothing_reads(key):
+    """By the attribute's name in the sources of both packages, where only the profile's own modules do not count."""
+    own = {"profile.py", "profile_loader.py", "overrides.py", "sensitivity.py"}
+    # whole models have readers of their own
+    own |= {"power.py"}
+    root = Path(simulator.__file__).parent.parent
+    packages = (root / "simulator", root / "algorithms")
+    sources = [p for package in packages for p in package.rglob("*.py") if p.name not in own]
+    readers = [p for p in sources if not p.name.startswith("model_") and f".{key}" in p.read_text(encoding="utf-8")]
+    assert (key in UNREAD_KEYS) == (not readers), readers
