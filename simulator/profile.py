@@ -98,8 +98,9 @@ SCALAR_KEYS: dict[str, Key] = {
 DEFAULTS: dict[str, tuple[float, str]] = {
     "tensor_energy_j_per_flop": (1.48e-12, "no figure of this GPU: an H200's, our micro_run1.csv, a GEMM for a second"),
 }
-#: Keys that describe a GPU but on which no prediction of a single attention call depends: launch costs and what power does
-#: to its clock are calibrated as they were measured, the rest does not bind these kernels. Changing one is warned of.
+
+#: Keys that describe a GPU but on which no prediction of a single attention call depends: launch costs and what power
+#: does to its clock are calibrated as they were measured, the rest does not bind these kernels. Changing one warns.
 UNREAD_KEYS = frozenset(
     {
         "power_cap_w",
