@@ -44,6 +44,7 @@ class Call:
 
 CALLS = {
     "torch_eager": Call("2.11", False),
+    "torch_eager_bshd": Call("2.11", True),
     "torch_eager_2.1_bshd": Call("2.1", True),
     "torch_eager_2.0_bshd": Call("2.0", True),
 }
@@ -66,6 +67,7 @@ IMPLEMENTATIONS = {
         "torch_eager",
         "torch.baddbmm, add, softmax, bmm (PyTorch 2.11); aten/src/ATen/native/cuda; cuBLAS of CUDA 13.0",
     ),
+    "torch_eager_bshd": _implementation("torch_eager_bshd", f"{_BENCHMARKS} 2.11"),
     "torch_eager_2.1_bshd": _implementation("torch_eager_2.1_bshd", f"{_BENCHMARKS} 2.1 to 2.10"),
     "torch_eager_2.0_bshd": _implementation("torch_eager_2.0_bshd", f"{_BENCHMARKS} 2.0 and before"),
 }
