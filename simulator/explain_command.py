@@ -80,6 +80,7 @@ def _measured_us(time_us: float | None, tflops: float | None, problem: Attention
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     """The verdict and the numbers behind it."""
+    from rich.markup import escape
     from rich.text import Text
 
     from simulator.wording import problem_text, scaled, three_digits, time_text
@@ -93,7 +94,8 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     where = "in it" if d.is_expected else "above it" if d.measured_us > high else "below it"
     about = "90 % interval" if expected.time_low_us is not None else "20 % about it (no calibration)"
     text = f"{time_text(expected.time_us)} ({kernel}), {about} {time_text(low)} to {time_text(high)}: {where}"
-    console.print(f"[bold]Expected[/]  {text}", highlight=False)
+    # a changed GPU's name has brackets, which rich would take for a style
+    console.print(f"[bold]Expected[/]  {escape(text)}", highlight=False)
     for bound in d.bounds:
         unit = "FLOP" if bound.resource == "tensor" else "B"
         state = "VIOLATED" if bound in d.violated else f"{three_digits(d.measured_us / bound.time_us)} times that"

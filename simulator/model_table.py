@@ -27,9 +27,11 @@ def print_run(console: Console, run: ModelRun, swap: Swap | None, kernels: int) 
     m = run.model
     context = "context" if run.kind == "decode" else "tokens"
     line = f"{m.title} on {run.gpu}: {_WHAT[run.kind]}; {run.batch} x {run.seqlen} {context}, {run.attention}"
-    console.print(line + (f", kernels cut as in '{run.style}'" if run.kind == "training" else ""), highlight=False)
+    line += f", kernels cut as in '{run.style}'" if run.kind == "training" else ""
+    # a changed GPU's name has brackets, which rich would take for a style
+    console.print(line, highlight=False, markup=False)
     for note in run.notes:
-        console.print(f"  {note}", style="yellow", highlight=False)
+        console.print(f"  {note}", style="yellow", highlight=False, markup=False)
     _table(console, ("", ""), _totals(run))
     phases = [p for p in PHASES if p in run.phases()] if run.kind == "training" else []
     rows = []

@@ -99,13 +99,15 @@ def predict_frame(
     overrides: Iterable[str] = (),
     hypothetical: bool = False,
     framework: str | None = None,
+    tiles: str | None = None,
     jobs: int = 1,
     on_row: Callable[[], object] | None = None,
 ) -> pandas.DataFrame:
     """``frame`` with the columns of :data:`OUTPUT_COLUMNS` added; rows, their order and index stay.
 
     ``default_gpu`` (a profile's name or file) serves rows whose ``gpu`` is blank; ``overrides`` are ``--set`` texts
-    applied to every GPU. ``framework`` serves rows whose ``dispatch_framework`` is blank. ``jobs`` > 1 spreads the rows
+    applied to every GPU. ``framework`` serves rows whose ``dispatch_framework`` is blank. ``tiles`` is that of
+    :func:`~simulator.simulate` for every row. ``jobs`` > 1 spreads the rows
     over that many processes, with the same result. ``on_row`` is called after each row. Raises :class:`InputError`
     when a required column is missing or a column already has an output's name.
     """
@@ -118,7 +120,7 @@ def predict_frame(
     outputs = []
     if framework:
         rows = [row | {"dispatch_framework": row.get("dispatch_framework") or framework} for row in rows]
-    for output in _predicted(rows, default_gpu, tuple(overrides), hypothetical, jobs):
+    for output in _predicted(rows, (default_gpu, tuple(overrides), hypothetical, tiles), jobs):
         outputs.append(output)
         if on_row is not None:
             on_row()
@@ -141,10 +143,12 @@ def check_columns(names: list[str]) -> None:
         raise InputError(f"column '{missing[0]}': missing; a case needs {', '.join(REQUIRED_COLUMNS)}")
 
 
-def _predicted(
-    rows: list[dict[str, str]], default_gpu: str | None, overrides: tuple[str, ...], hypothetical: bool, jobs: int
-) -> Iterable[dict[str, Any]]:
-    tasks = [(row, default_gpu, overrides, hypothetical) for row in rows]
+#: What the rows of a file share, in the order of :func:`predict_row`'s arguments.
+_Shared = tuple[str | None, tuple[str, ...], bool, str | None]
+
+
+def _predicted(rows: list[dict[str, str]], shared: _Shared, jobs: int) -> Iterable[dict[str, Any]]:
+    tasks = [(row, *shared) for row in rows]
     if jobs <= 1 or len(rows) < 2:
         yield from map(_predict_task, tasks)
         return
@@ -156,7 +160,7 @@ def _predicted(
         yield from pool.map(_predict_task, tasks, chunksize=max(1, min(16, len(rows) // (4 * jobs))))
 
 
-def _predict_task(task: tuple[dict[str, str], str | None, tuple[str, ...], bool]) -> dict[str, Any]:
+def _predict_task(task: tuple[dict[str, str], str | None, tuple[str, ...], bool, str | None]) -> dict[str, Any]:
     return predict_row(*task)
 
 
@@ -165,6 +169,7 @@ def predict_row(
     default_gpu: str | None = None,
     overrides: tuple[str, ...] = (),
     hypothetical: bool = False,
+    tiles: str | None = None,
 ) -> dict[str, Any]:
     """The output columns of one row of cell texts; numbers are ``None`` where ``error`` says why."""
     from simulator import simulate
@@ -186,6 +191,7 @@ def predict_row(
             profile,
             implementation=implementation,
             hypothetical=hypothetical,
+            tiles=tiles,
             **case.conditions.arguments(),
         )
         output = result.row()

@@ -39,6 +39,10 @@ def predict(
     hypothetical: Annotated[
         bool, typer.Option("--hypothetical", help="Also simulate what the GPU lacks the capability for.")
     ] = False,
+    tiles: Annotated[
+        str | None,
+        typer.Option("--tiles", help="Tiles of FA2 and FA3 in every row: kernel (shipped), auto, or 128x64x2x2."),
+    ] = None,
     framework: Annotated[
         str | None,
         typer.Option("--framework", help="Whose dispatch: picks for algorithm auto, warns where another kernel runs."),
@@ -70,7 +74,11 @@ def predict(
         from simulator.dispatch.automatic import framework_call
 
         framework_call(framework)
-    options = {"overrides": overrides or (), "hypothetical": hypothetical, "framework": framework}
+    if tiles is not None:
+        from simulator.tile_choice import check_tiles
+
+        tiles = check_tiles(tiles)
+    options = {"overrides": overrides or (), "hypothetical": hypothetical, "framework": framework, "tiles": tiles}
     with _progress(len(frame)) as on_row:
         predicted = predict_frame(frame, gpu, **options, jobs=jobs, on_row=on_row)
     text = csv_text(predicted)

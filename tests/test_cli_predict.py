@@ -157,3 +157,19 @@ def test_a_misspelt_column_is_told_and_passes_through(cases, capsys):
     captured = capsys.readouterr()
     assert "did you mean 'causal'?" in captured.err
     assert captured.out.splitlines()[1].startswith("fa2,2,16,1024,64,1,100.0")
+
+
+def test_tiles_are_those_of_every_row(cases, capsys, monkeypatch):
+    asked = []
+
+    def simulate(algorithm, problem, profile, *, tiles=None, **_):
+        asked.append(tiles)
+        return stub_result(algorithm, problem, profile)
+
+    monkeypatch.setattr(simulator, "simulate", simulate)
+    file = str(cases(f"{HEADER}\nfa2,1,1,128,64\nfa3,1,1,128,64\n"))
+    assert main(["predict", file, "--gpu", "h100_sxm", "--tiles", "auto"]) == 0
+    assert main(["predict", file, "--gpu", "h100_sxm", "--tiles", "kernel"]) == 0
+    assert asked == ["auto", "auto", None, None]
+    capsys.readouterr()
+    assert "'3x' is not a tile" in failure(capsys, "predict", file, "--gpu", "h100_sxm", "--tiles", "3x")

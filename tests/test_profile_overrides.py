@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import simulator
 from simulator import AttentionProblem, simulate
+from simulator.cli import main
 from simulator.errors import InputError
 from simulator.gpus_command import register
 from simulator.overrides import override_dimensions, parse_overrides, with_values
@@ -233,3 +234,37 @@ def test_unread_keys_are_those_that_nothing_reads(key):
     sources = [p for package in packages for p in package.rglob("*.py") if p.name not in own]
     readers = [p for p in sources if not p.name.startswith("model_") and f".{key}" in p.read_text(encoding="utf-8")]
     assert (key in UNREAD_KEYS) == (not readers), readers
+
+
+_SMALL = "--batch 1 --heads 2 --seqlen 256 --head-dim 64"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"compare {_SMALL}",
+        f"why fa2 fa3 {_SMALL}",
+        f"dispatch {_SMALL}",
+        f"explain --time-us 30 {_SMALL}",
+        "gpus h100_sxm",
+        f"sensitivity --no-limits --parameters num_sms --algorithm fa2 {_SMALL}",
+        f"require --target fa2<=1s --parameters num_sms {_SMALL}",
+        "model gpt2-small --prefill --batch 1 --seqlen 256",
+    ],
+)
+def test_every_command_takes_set_and_shows_the_changed_gpu(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    gpu = [] if command.startswith("gpus") else ["--gpu", "h100_sxm"]
+    assert main([*command.split(), *gpu, "--set", "l2_bytes=x1.5", "--set", "hbm_bandwidth=4TB/s"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert "h100_sxm[l2_bytes=x1.5,hbm_bandwidth_bytes_per_s=4TB/s]" in shown
+
+
+@pytest.mark.parametrize("command", ["io", "roofline", "scale", "timeline", "report"])
+def test_every_picture_takes_set_and_names_the_changed_gpu_in_its_file(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = "out.html" if command == "report" else "out.png"
+    arguments = [command, *_SMALL.split(), "--gpu", "h100_sxm", "-o", file]
+    assert main([*arguments, "--set", "l2_bytes=x1.5"]) == 0
+    written = tmp_path / (file if command == "report" else "out.csv")
+    assert "h100_sxm[l2_bytes=x1.5]" in written.read_text(encoding="utf-8")
