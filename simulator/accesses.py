@@ -103,9 +103,13 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
         if coefficient["row"] == 0 and coefficient["col"] == 0:
             return np.broadcast_to(rows * cols * count * inside * size, (n,))
         if abs(coefficient["row"]) > place.rows and coefficient["col"] == 0:
-            last = row + coefficient["row"] * np.maximum(count - 1, 0)
-            if np.minimum(row, last).min() >= 0 and (np.maximum(row, last) + place.rows).max() <= tensor.rows:
-                return np.broadcast_to(place.rows * cols * count * inside * size, (n,))
+            step = abs(coefficient["row"])
+            low = row if coefficient["row"] > 0 else row - (count - 1) * step
+            if low.min(initial=0) >= 0:
+                # whole tiles, and one that the tensor's end may cut
+                whole = np.clip((tensor.rows - place.rows - low) // step + 1, 0, count)
+                cut = np.where(whole < count, _clipped(low + whole * step, place.rows, tensor.rows), 0)
+                return np.broadcast_to((whole * place.rows + cut) * cols * inside * size, (n,))
             return None
         if abs(coefficient["row"]) == place.rows and coefficient["col"] == 0:
             low = row if coefficient["row"] > 0 else row - (count - 1) * place.rows

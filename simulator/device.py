@@ -191,7 +191,7 @@ class _Prepared:
         for index in (place.head, place.row, place.col):
             terms = dict(index.terms)
             row += [self._column(index, access.loops), *(terms.get(v, 0) if v else 0 for v in (inner, outer))]
-        return position, [*row, lag, repeats]
+        return position, [*row, lag, repeats, any(name == "cluster_rank" for name, _ in place.row.terms)]
 
 
 def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: float):
@@ -258,29 +258,23 @@ def run_kernel(
     prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
     overhead, first, period = _tables(prepared, timings, gap)
 
-    n = prepared.n
-    plan = Plan(n, 0, 1) if log else plan_replay(kernel, slots, l2.capacity, budget, prepared.bundle)
-    if prepared.bundle > 1:
-        plan = Plan(n, 0, plan.chunk)
+    gap_ticks = int(gap * TICKS_PER_CYCLE)
+    plan = Plan() if log else plan_replay(kernel, slots, l2.capacity, budget, prepared.bundle)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
     hbm = profile.hbm_sustained_read_bytes_per_s * physics.hbm_read_efficiency
-    # one repeat is measured between two dispatches a wave before the end, clear of the start and of the drain
-    last = plan.simulate - slots
-    measured = plan.repeat and plan.simulate >= 2 * plan.repeat
-    snapshots = np.array([last - plan.repeat, last] if measured else [], np.int64)
     before = l2.snapshot()
-    log_rows = np.zeros((n if log else 0, 3), np.int64)
+    log_rows = np.zeros((kernel.ctas if log else 0, 3), np.int64)
     latency = physics.memory_latency_factor
-    weights = np.zeros((2, len(prepared.segments) + 2, len(LATENCY_GRID_CYCLES)))
-    stalls, busy = np.zeros(3), np.zeros(2)
+    # entry 0: everything else, entry 1: the unit that stands for those left out
+    weights = np.zeros((2, 2, len(prepared.segments) + 2, len(LATENCY_GRID_CYCLES)))
+    stalls, busy, unit_traffic = np.zeros((2, 3)), np.zeros((2, 3)), np.zeros_like(l2.counters)
     leaves = 1 << (slots - 1).bit_length()
-    snap_time, snap_bytes = np.zeros(len(snapshots), np.int64), np.zeros((len(snapshots), *before.shape), np.int64)
-    end, slot_busy, l2_free, hbm_free = engine.replay(
+    end, l2_free, hbm_free = engine.replay(
         kernel.schedule == "static",
         slots,
         profile.num_sms,
         prepared.has_outer,
-        prepared.ctas[: plan.simulate],
+        prepared.ctas,
         prepared.seg_step,
         np.full(len(prepared.segments), plan.chunk, np.int64),
         prepared.aligned(plan.chunk, l2),
@@ -290,53 +284,46 @@ def run_kernel(
         l2.capacity,
         l2.cache,
         l2.counters,
+        unit_traffic,
         np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE,
         overhead,
         first,
         period,
         residents,
         prepared.ctas_each * _loads_in_turn(kernel),
-        int(gap * TICKS_PER_CYCLE),
+        gap_ticks,
         ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
         ticks_per_s / hbm,
         ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty),
         profile.l2_latency_s * latency * ticks_per_s,
         profile.hbm_latency_s * latency * ticks_per_s,
         TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
-        snapshots,
+        plan.jump_at - plan.unit,
+        plan.jump_at,
+        plan.skip,
         log_rows,
         np.zeros((0, 3), np.int64) if flow is None else flow,
         flow_ticks,
         weights,
         stalls,
         busy,
-        snap_time,
-        snap_bytes,
         np.zeros((slots, engine.SLOT_COLUMNS), np.int64),
         np.zeros(profile.num_sms, np.int64),
         np.zeros(leaves, np.int64),
         np.zeros(2 * leaves, np.int64),
     )
+    # what the CTAs left out did: as many times again what the unit before them did
+    repeats = plan.skip // plan.unit if plan.unit else 0
+    l2.counters += (1 + repeats) * unit_traffic
+    l2_busy, hbm_busy, slot_busy = busy[0] + (1 + repeats) * busy[1]
+    steps = repeats * np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
-    last_cta = float(end)
-    end = max(last_cta, l2_free, hbm_free)
+    last_cta = float(end) + steps[0]
+    end = max(last_cta, l2_free + steps[1], hbm_free + steps[2])
     drain = 1.0 - last_cta / end if end else 0.0
-    between = max(0, plan.simulate - slots) * gap * TICKS_PER_CYCLE / (slots * end) if end else 0.0
-    outside = {"hbm" if hbm_free >= l2_free else "l2": drain, "latency": between}
+    between = max(0, prepared.n - slots) * gap_ticks / (slots * end) if end else 0.0
+    outside = {"hbm" if hbm_free + steps[2] >= l2_free + steps[1] else "l2": drain, "latency": between}
     traffic = l2.snapshot() - before
-    scale = 1.0
-    if plan.repeat:
-        repeats = (n - plan.simulate) // plan.repeat
-        if measured:
-            step_time, step = float(snap_time[1] - snap_time[0]), snap_bytes[1] - snap_bytes[0]
-        else:
-            # a single part was replayed: later ones keep its slots as busy, and overlap its drain
-            step_time, step = slot_busy / slots, traffic.copy()
-        traffic = traffic + repeats * step
-        for counter, extra in zip(l2.counters, repeats * step, strict=True):
-            counter += extra
-        scale = (end + repeats * step_time) / end
-        end += repeats * step_time
     for name, unseen in unseen_read_bytes(kernel, profile.l2_read_sharers).items():
         tensor = l2.names.index(name)
         traffic[0, tensor] -= unseen
@@ -347,17 +334,17 @@ def run_kernel(
         float(traffic[:2].sum()) / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
         float(traffic[2:].sum()) / profile.hbm_bandwidth_bytes_per_s,
     )
-    if end < floor:
-        scale *= floor / end
-        end = floor
-    waits = _waits(weights, stalls, timings, prepared, end / scale * slots, slot_busy, outside)
+    replayed = end
+    end = max(end, floor)
+    weights, stalls = (part[0] + (1 + repeats) * part[1] for part in (weights, stalls))
+    waits = _waits(weights, stalls, timings, prepared, replayed * slots, slot_busy, outside)
     return KernelRun(
         end / TICKS_PER_CYCLE,
         residents,
         kernel.ctas * kernel.ctas_each / slots,
         waits,
-        busy[0] * scale / end if end else 0.0,
-        busy[1] * scale / end if end else 0.0,
+        l2_busy / replayed if end else 0.0,
+        hbm_busy / replayed if end else 0.0,
         traffic,
         log_rows,
         timings,

@@ -2,31 +2,46 @@
 
 A launch of a million-token attention has 10**9 iterations. Three shortcuts, each tested against the full replay:
 several iterations an event (``chunk``), blocks of the L2 as large as a chunk, and launches that repeat themselves
-head after head of which only the first heads are replayed (``simulate``, ``repeat``).
+head after head of which only the first and the last heads are replayed (``jump_at``, ``skip``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
-from simulator.accesses import kernel_accesses
+from simulator.accesses import access_bytes, kernel_accesses, tensor_table
 from simulator.program import Kernel
 
 #: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
 EVENT_BUDGET = 250_000
 #: How much more may be spent where the L2 is crowded and misses depend on the CTAs' relative positions.
-CROWDED_BUDGET_FACTOR = 6
+CROWDED_BUDGET_FACTOR = 10
+#: Times its budget of events up to which a crowded launch keeps one event an iteration.
+WORTH_CHUNKS = 1.8
+#: Share of the budget above which repeating parts of a launch are left out.
+JUMP_SHARE = 0.1
+#: Capacities of the L2 that a launch touches before parts of it are left out.
+FILL = 1.5
+#: Waves that are taken as one unit: what happens once a wave falls on one side of a unit's end or the other.
+UNIT_WAVES = 16
+#: Share of a launch's waves by which what is left out may differ from a whole number of them.
+PART_OF_WAVE = 0.003
+#: A tensor is shared by the CTAs in flight when they read it more often than this.
+ONCE = 1.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """CTAs replayed, CTAs of one repeat (0: all are replayed), iterations an event."""
+    """Iterations an event, and which CTAs are left out: ``skip`` of them from ``jump_at`` on, which do as often again
+    what the ``unit`` CTAs before ``jump_at`` do (0: none)."""
 
-    simulate: int
-    repeat: int
-    chunk: int
+    chunk: int = 1
+    jump_at: int = 0
+    unit: int = 0
+    skip: int = 0
 
 
 def iterations_of(kernel: Kernel) -> np.ndarray:
@@ -46,10 +61,24 @@ def iterations_of(kernel: Kernel) -> np.ndarray:
     return total
 
 
-def stream_bytes_per_head(kernel: Kernel) -> int:
-    """Bytes of one head's tensors that CTAs read inside their loops (K and V): what reuse in L2 depends on."""
-    streams = {a.tile.tensor.name: a.tile.tensor for a in kernel_accesses(kernel) if a.loops and not a.is_write}
-    return sum(t.bytes // t.heads for t in streams.values())
+def shared_streams(kernel: Kernel, slots: int) -> tuple[int, int]:
+    """Bytes of one head's tensors that several CTAs in flight read inside their loops (K and V), and of how many heads.
+
+    That is what reuse in L2 depends on; a tensor of which every CTA reads a part of its own (P in P V) is not of it.
+    The CTAs in flight are as many as there are slots, from the middle of the launch.
+    """
+    first = max(0, (kernel.ctas - slots) // 2)
+    coords = {name: values[first : first + slots] for name, values in kernel.coords.items()}
+    in_flight = replace(kernel, coords=coords)
+    heads = len(np.unique(coords.get("kv_head", coords.get("q_head", np.zeros(1)))))
+    shared = {}
+    for access in kernel_accesses(kernel):
+        tensor = access.tile.tensor
+        if access.loops and not access.is_write:
+            once = heads * (tensor.bytes // tensor.heads)
+            if access_bytes(access, in_flight).sum() > ONCE * once:
+                shared[tensor.name] = tensor
+    return sum(t.bytes // t.heads for t in shared.values()), heads
 
 
 def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
@@ -79,23 +108,45 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     """The plan for ``kernel`` on ``slots`` CTA slots and an L2 of ``capacity_bytes``; ``bundle`` CTAs count as one."""
     n = kernel.ctas
     iterations = int(iterations_of(kernel).sum())
-    events = iterations // bundle + 2 * n // bundle
-    if events <= budget or bundle > 1:
-        return Plan(n, 0, max(1, iterations // bundle // max(1, budget)))
-    per_head = stream_bytes_per_head(kernel)
+    if bundle > 1:
+        return Plan(max(1, iterations // bundle // max(1, budget)))
+    events = iterations + 2 * n
+    per_head, heads = shared_streams(kernel, slots)
     # where K and V of the heads in flight crowd the L2, misses depend on the CTAs' phases: replay finely
-    heads = max(1, len(np.unique(kernel.coords.get("kv_head", np.zeros(1)))))
-    in_flight = 1 + slots * heads // n
-    crowded = per_head * in_flight > capacity_bytes // 2
-    if crowded:
-        budget *= CROWDED_BUDGET_FACTOR
-    simulate, repeat = n, 0
-    if events > budget:
+    crowded = per_head * heads > capacity_bytes // 2
+    fine = budget * (CROWDED_BUDGET_FACTOR if crowded else 1)
+    jump_at = unit = skip = 0
+    # where phases matter they need time to drift apart: nothing is left out that can be afforded
+    if events > (fine * WORTH_CHUNKS if crowded else budget * JUMP_SHARE):
         unit = repeating(kernel, slots, heads_share=per_head <= capacity_bytes)
-        # nothing is left of one head for the next when its K and V exceed the L2: one head stands for all
-        least = 1 if per_head > capacity_bytes and unit >= 3 * slots else 2
-        keep = max(least, budget * unit // events, -(-3 * slots // unit))
-        if keep * unit < n:
-            simulate, repeat = keep * unit, unit
-            iterations = iterations * simulate // n
-    return Plan(simulate, repeat, max(1, -(-iterations // max(budget // 2, budget - 2 * simulate))))
+        unit *= -(-UNIT_WAVES * slots // unit)
+        jump_at, skip = _jump(kernel, slots, capacity_bytes, unit)
+        if skip:
+            iterations = iterations * (n - skip) // n
+            n -= skip
+        else:
+            jump_at = unit = 0
+    # two iterations an event lose misses where phases matter, and take almost as long as one
+    if iterations + 2 * n <= fine * (WORTH_CHUNKS if crowded else 1):
+        return Plan(1, jump_at, unit, skip)
+    return Plan(max(1, -(-iterations // max(fine // 2, fine - 2 * n))), jump_at, unit, skip)
+
+
+def _jump(kernel: Kernel, slots: int, capacity_bytes: int, unit: int) -> tuple[int, int]:
+    """Where to leave CTAs out of a launch that repeats itself every ``unit`` CTAs, and how many; (0, 0): nowhere.
+
+    Before the jump the L2 must have filled, and one more unit is what the ones left out are taken from; after it
+    comes at least one unit, so that the launch ends, and leaves the L2, as it would.
+    """
+    n = kernel.ctas
+    if unit >= n:
+        return 0, 0
+    tensors = tensor_table([kernel]).values()
+    by_unit = max(1, sum(t.bytes for t in tensors) * unit // n)
+    lead = max(2, -(-3 * slots // unit), 1 + ceil(FILL * capacity_bytes / by_unit))
+    # the last wave is as full as it would be if what is left out is a number of whole waves
+    for units in range(n // unit - lead - 1, 0, -1):
+        waves = units * unit / slots
+        if abs(waves - round(waves)) <= PART_OF_WAVE * n / slots:
+            return (lead * unit, units * unit) if 2 * units * unit >= n else (0, 0)
+    return 0, 0

@@ -18,11 +18,12 @@ PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
 #: Accesses are listed position by position, the least first: those of ``p`` begin at ``first[p + POSITIONS]``.
 POSITIONS = 3
 # columns of an access: its columns of head, row and column in the table of CTAs, what an iteration of the inner and of
-# the outer loop adds to each, what its count of iterations differs by from its segment's, and how often it is repeated
+# the outer loop adds to each, what its count of iterations differs by from its segment's, how often it is repeated, and
+# whether the CTAs of a cluster share its tile
 TENSOR, KIND, ROWS, COLS = 0, 1, 2, 3
 HEAD, HEAD_INNER, HEAD_OUTER, ROW, ROW_INNER, ROW_OUTER, COL, COL_INNER, COL_OUTER = 4, 5, 6, 7, 8, 9, 10, 11, 12
-LAG, REPEATS = 13, 14
-ACCESS_COLUMNS = 15
+LAG, REPEATS, SHARED = 13, 14, 15
+ACCESS_COLUMNS = 16
 # columns of the table of CTAs: row of the overhead table (by length of the main loop), outer iterations, iterations
 # by segment, then the values that places start from
 CLASS, ROUNDS, COUNTS = 0, 1, 2
@@ -101,6 +102,7 @@ def replay(
     capacity,
     cache,
     counters,
+    window_counters,  # out: as counters
     grid,  # latency grid in ticks
     overhead,  # [2, class, k]
     first_extra,  # [2, k]
@@ -114,15 +116,15 @@ def replay(
     l2_latency,
     hbm_latency,
     port_ticks_per_byte,
-    snapshots,  # cta indices whose dispatch is recorded
+    window_from,  # from this CTA on and before jump_at, work is booked apart, as entry 1 of the outputs
+    jump_at,  # in place of this CTA and those after it ...
+    jump_by,  # ... run those that come this many later (0: all run)
     cta_log,  # [cta or 0, 3] out: slot, start, end
     flow,  # [bin or 0, 3] bytes over time: moved between SMs and L2, read from HBM, written to HBM
     flow_ticks,  # ticks of one bin
-    weights,  # [2, seg + 2, k] out: how often each entry of the timing tables was used
-    stalls,  # [3] out: HBM, L2 and latency ticks in what CTAs waited for
-    busy,  # [2] out: ticks that L2 and HBM were busy
-    snap_time,  # [snapshot] out
-    snap_bytes,  # [snapshot, 4, tensor] out
+    weights,  # [2, 2, seg + 2, k] out: how often each entry of the timing tables was used
+    stalls,  # [2, 3] out: HBM, L2 and latency ticks in what CTAs waited for
+    busy,  # [2, 3] out: ticks that L2 and HBM were busy, and CTAs
     state,  # [slot, SLOT_COLUMNS] scratch
     active,  # [sm] scratch: CTAs on it
     tree,  # [leaves] scratch: the next event; leaves: the least power of two that is not below n_slots
@@ -142,25 +144,21 @@ def replay(
         state[s, _CTA] = s
     next_cta = min(n_slots, n_cta)
     l2_free, hbm_free = 0.0, 0.0
-    end, slot_busy = 0, 0
+    end = 0
 
     while tree[0] != NEVER:
         t, slot = tree[0] >> shift, tree[0] & (leaves - 1)
         cta = state[slot, _CTA]
         sm = slot % n_sms
         o = state[slot, _ROUND]
+        inside = 1 if window_from <= cta < jump_at else 0
+        booked = window_counters if inside == 1 else counters
         segment = PROLOGUE
         chunk = 1
         if state[slot, _PHASE] == 0:
             active[sm] += 1
             state[slot, _STARTED] = t
             state[slot, _ROUND], state[slot, _ITERATION], o = 0, 0, 0
-            for q in range(snapshots.shape[0]):
-                if snapshots[q] == cta:
-                    snap_time[q] = t
-                    for j in range(4):
-                        for tensor in range(counters.shape[1]):
-                            snap_bytes[q, j, tensor] = counters[j, tensor]
         else:
             # find the next segment with iterations left, entering outer iterations on the way
             segment = EPILOGUE
@@ -190,7 +188,7 @@ def replay(
                 state[slot, _SEGMENT] = current + 1
                 state[slot, _ITERATION] = 0
         i0 = state[slot, _ITERATION] if segment >= 0 else 0
-        got, missed = 0, 0
+        got, missed, share = 0, 0, 0.0
         before = scal[WRITTEN_BACK]
         for a in range(first[segment + POSITIONS], first[segment + POSITIONS + 1]):
             access = accesses[a]
@@ -207,8 +205,16 @@ def replay(
             col = ctas[cta, access[COL]] + col_step * i0 + access[COL_OUTER] * o
             again, visits = access[REPEATS], 1
             if n > 1:
-                if abs(row_step) > rows or abs(col_step) > cols:
-                    # gaps between the tiles (FlashAttention-1's slices): one span would count what lies in them
+                between = abs(row_step)
+                low = row + row_step * (n - 1) if row_step < 0 else row
+                if access[SHARED] == 1 and between > rows and low % rows == 0 and between % rows == 0:
+                    # of each tile one slice, the others are read by the cluster's other CTAs: as large a slice of all
+                    # the tiles together
+                    rank = (low % between) // rows
+                    row = low - rank * rows + rank * rows * n
+                    rows *= n
+                elif between > rows or abs(col_step) > cols:
+                    # gaps between the tiles: one span would count what lies in them
                     visits = n
                 elif row_step != 0:
                     if row_step < 0:
@@ -225,34 +231,41 @@ def replay(
                 # the same tile again: it is in the cache since the first time
                 extra, again = again - 1, 1
             tensor, kind = access[TENSOR], access[KIND]
+            asked, absent = 0, 0
             for visit in range(again * visits):
                 i = visit % visits
                 b, m = access_tile(
                     tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, capacity, cache,
-                    counters,
+                    booked,
                 )  # fmt: skip
-                got += b * (1 + extra)
-                missed += m
+                asked += b * (1 + extra)
+                absent += m
                 if extra > 0:
-                    counters[SM_READ if kind == READ else SM_WRITE, tensor] += b * extra
+                    booked[SM_READ if kind == READ else SM_WRITE, tensor] += b * extra
+            got += asked
+            missed += absent
+            if absent > 0:
+                share = max(share, absent / asked)
         # shared bandwidth: requests queue in order of arrival
         done = float(t)
         hbm_bound = False
         if got > 0:
             l2_free = max(l2_free, float(t)) + got * l2_ticks_per_byte
-            busy[0] += got * l2_ticks_per_byte
+            busy[inside, 0] += got * l2_ticks_per_byte
             done = l2_free
         back = scal[WRITTEN_BACK] - before
         if back > 0:
             hbm_free = max(hbm_free, float(t)) + back * hbm_write_ticks_per_byte
-            busy[1] += back * hbm_write_ticks_per_byte
+            busy[inside, 1] += back * hbm_write_ticks_per_byte
         latency = l2_latency
         if missed > 0:
             hbm_free = max(hbm_free, float(t)) + missed * hbm_ticks_per_byte
-            busy[1] += missed * hbm_ticks_per_byte
+            busy[inside, 1] += missed * hbm_ticks_per_byte
             hbm_bound = hbm_free > done
             done = max(done, hbm_free)
-            share = 1.0 if chunk == 1 else min(1.0, missed * 1.0 / got)
+            # of several iterations those wait for HBM that miss some tensor's tile
+            if chunk == 1:
+                share = 1.0
             latency = l2_latency + share * (hbm_latency - l2_latency)
         if flow.shape[0] > 0:
             b = min(np.int64(done) // flow_ticks, flow.shape[0] - 1)
@@ -267,12 +280,16 @@ def replay(
         if segment == EPILOGUE:
             active[sm] -= 1
             started = state[slot, _STARTED]
-            slot_busy += t - started
+            busy[inside, 2] += t - started
             if t > end:
                 end = t
             if cta_log.shape[0] > 0:
                 cta_log[cta, 0], cta_log[cta, 1], cta_log[cta, 2] = slot, started, t
             following = cta + n_slots if static else next_cta
+            if jump_by > 0 and following >= jump_at and (cta < jump_at or not static):
+                following += jump_by
+                if not static:
+                    next_cta, jump_by = following, 0
             if following < n_cta:
                 if not static:
                     next_cta += 1
@@ -288,7 +305,7 @@ def replay(
             w = (active[sm] - 1.0) / (occupancy - 1.0)
         k, f = _grid_point(grid, x)
         if segment == PROLOGUE:
-            duration = _mixed(k, f, overhead, ctas[cta, CLASS], weights, n_seg, w, 1.0)
+            duration = _mixed(k, f, overhead, ctas[cta, CLASS], weights[inside], n_seg, w, 1.0)
             if cta < n_slots:
                 for crowd, part in ((0, 1.0 - w), (1, w)):
                     duration += part * (first_extra[crowd, k] + f * (first_extra[crowd, k + 1] - first_extra[crowd, k]))
@@ -296,14 +313,22 @@ def replay(
             state[slot, _SEGMENT] = -1 if has_outer else 0
         elif segment == OUTER:
             # the cost of an outer iteration itself is the last row of the period table
-            duration = _mixed(k, f, period, n_seg, weights, n_seg + 1, w, 1.0)
+            duration = _mixed(k, f, period, n_seg, weights[inside], n_seg + 1, w, 1.0)
             state[slot, _SEGMENT] = 0
             state[slot, _ITERATION] = 0
         else:
-            duration = chunk * _mixed(k, f, period, segment, weights, segment, w, float(chunk))
+            if 0.0 < share < 1.0:
+                # iterations that hit and iterations that miss take each their own time, which is no line in latency
+                k, f = _grid_point(grid, l2_latency + queue)
+                hits, misses = (1.0 - share) * chunk, share * chunk
+                duration = hits * _mixed(k, f, period, segment, weights[inside], segment, w, hits)
+                k, f = _grid_point(grid, hbm_latency + queue)
+                duration += misses * _mixed(k, f, period, segment, weights[inside], segment, w, misses)
+            else:
+                duration = chunk * _mixed(k, f, period, segment, weights[inside], segment, w, float(chunk))
             state[slot, _ITERATION] += chunk
-        stalls[0 if hbm_bound else 1] += queue * parts
-        stalls[2] += latency * parts
+        stalls[inside, 0 if hbm_bound else 1] += queue * parts
+        stalls[inside, 2] += latency * parts
         _settle(tree, leaves, slot, ((t + np.int64(duration + 0.5)) << shift) | slot)
     # with the drain of posted writes
-    return end, slot_busy, l2_free, hbm_free
+    return end, l2_free, hbm_free

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from simulator.accesses import kernel_accesses
+import numpy as np
+
+from simulator.accesses import kernel_accesses, tensor_table
 from simulator.clock import Activity, loaded_clock_hz, loaded_share
 from simulator.confidence import with_confidence
 from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
@@ -16,7 +18,7 @@ from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
 from simulator.problem import L2_STATES, MOST_CTAS, TIMINGS, AttentionProblem
 from simulator.profile import Profile, tensor_dtype
-from simulator.program import Kernel, Load, Program
+from simulator.program import Kernel, Load, Program, Tensor
 from simulator.result import KernelResult, Result, TensorTraffic
 from simulator.tile_ops import UNITS
 from simulator.traffic import executed_work
@@ -199,20 +201,27 @@ def new_cache(
 ) -> L2:
     """The L2 before the call, in blocks as large as the tiles or chunks that touch them: empty, or ``warm`` with the
     program's inputs as far as they fit."""
+    l2 = _empty_cache(program.kernels, program.tensors(), profile, physics, budget)
+    if l2_state == "warm":
+        l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
+    return l2
+
+
+def _empty_cache(
+    kernels: Sequence[Kernel], tensors: dict[str, Tensor], profile: Profile, physics: Physics, budget: int
+) -> L2:
+    """An empty L2 in blocks as large as the tiles or chunks of ``kernels``, which touch ``tensors``."""
     capacity = int(profile.l2_bytes * physics.l2_capacity_fraction)
-    wide_rows = wide_block_rows(program.kernels, lambda k: profile.num_sms * occupancy(k, profile))
+    wide_rows = wide_block_rows(kernels, lambda k: profile.num_sms * occupancy(k, profile))
     coarsen: dict[str, int] = {}
-    for kernel in program.kernels:
+    for kernel in kernels:
         slots = profile.num_sms * occupancy(kernel, profile)
         chunk = plan_replay(kernel, slots, capacity, budget, bundle_size(kernel, slots)).chunk
         for access in kernel_accesses(kernel):
             if access.loops and not access.is_write:
                 name = access.tile.tensor.name
                 coarsen[name] = min(coarsen.get(name, chunk), chunk)
-    l2 = L2.of(program.tensors(), capacity, coarsen, wide_rows, WAYS)
-    if l2_state == "warm":
-        l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
-    return l2
+    return L2.of(tensors, capacity, coarsen, wide_rows, WAYS)
 
 
 def _run_at_its_clock(
@@ -222,19 +231,23 @@ def _run_at_its_clock(
     most_hz = min(profile.max_clock_hz, conditions.clock_hz or profile.max_clock_hz)
     clock_hz = min(most_hz, profile.max_clock_hz * 0.9)
     before = l2.clone()
-    work = executed_work(kernel)
     slots = profile.num_sms * occupancy(kernel, profile)
-    iterations = int(iterations_of(kernel).sum())
-    quick = budget if iterations <= budget else int(budget * CLOCK_BUDGET_SHARE)
+    quick = budget if int(iterations_of(kernel).sum()) <= budget else int(budget * CLOCK_BUDGET_SHARE)
+    # a launch too long to replay often is first tried on an L2 of its own, coarse as its events; one of more CTAs than
+    # that, by some of its waves
+    tried, times = _some_waves(kernel, slots, quick) if quick < budget else (kernel, 1.0)
+    work = executed_work(tried)
+    tensors = tensor_table([kernel])
     for attempt in range(3):
-        run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=quick)
+        cache = l2 if quick == budget else _empty_cache([tried], tensors, profile, physics, quick)
+        run = run_kernel(tried, cache, profile, physics, clock_hz, budget=quick)
         activity = _activity(
             profile,
             tensor_dtype(kernel.compute_dtype),
             work,
             run.cycles,
-            run.cycles / clock_hz,
-            float(run.traffic[2].sum() + run.traffic[3].sum()),
+            times * run.cycles / clock_hz,
+            times * float(run.traffic[2].sum() + run.traffic[3].sum()),
             loaded_share(1.0 - run.empty, kernel.ctas, slots, profile.num_sms),
             conditions.calls,
         )
@@ -245,10 +258,21 @@ def _run_at_its_clock(
         if settled and quick == budget:
             return run, clock_hz if bound else wanted
         clock_hz = wanted
-        l2.restore(before)
         if settled:
             return run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget), clock_hz
+        if cache is l2:
+            l2.restore(before)
     raise AssertionError("unreachable")
+
+
+def _some_waves(kernel: Kernel, slots: int, most_ctas: int) -> tuple[Kernel, float]:
+    """``kernel`` with every n-th wave of its CTAs only, some ``most_ctas``, and how many times their number it has."""
+    every = kernel.ctas // most_ctas
+    if every < 2:
+        return kernel, 1.0
+    kept = np.arange(kernel.ctas) // slots % every == 0
+    coords = {name: values[kept] for name, values in kernel.coords.items()}
+    return replace(kernel, coords=coords), kernel.ctas / int(kept.sum())
 
 
 def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> Activity:
