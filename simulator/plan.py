@@ -29,6 +29,8 @@ FILL = 1.5
 UNIT_WAVES = 16
 #: Share of a launch's waves by which what is left out may differ from a whole number of them.
 PART_OF_WAVE = 0.003
+#: Capacities of the L2 beyond which nothing is left of a stream.
+FAR_BEYOND = 4
 #: A tensor is shared by the CTAs in flight when they read it more often than this.
 ONCE = 1.1
 
@@ -61,24 +63,38 @@ def iterations_of(kernel: Kernel) -> np.ndarray:
     return total
 
 
-def shared_streams(kernel: Kernel, slots: int) -> tuple[int, int]:
-    """Bytes of one head's tensors that several CTAs in flight read inside their loops (K and V), and of how many heads.
-
-    That is what reuse in L2 depends on; a tensor of which every CTA reads a part of its own (P in P V) is not of it.
-    The CTAs in flight are as many as there are slots, from the middle of the launch.
-    """
-    first = max(0, (kernel.ctas - slots) // 2)
-    coords = {name: values[first : first + slots] for name, values in kernel.coords.items()}
-    in_flight = replace(kernel, coords=coords)
+def shared_streams(kernel: Kernel, first: int, last: int) -> tuple[int, int]:
+    """Bytes of one head's tensors that CTAs ``first .. last`` share inside their loops (K and V): each part read by
+    several of them; and of how many heads. That is what reuse in L2 depends on."""
+    coords = {name: values[first:last] for name, values in kernel.coords.items()}
+    part = replace(kernel, coords=coords)
     heads = len(np.unique(coords.get("kv_head", coords.get("q_head", np.zeros(1)))))
     shared = {}
     for access in kernel_accesses(kernel):
         tensor = access.tile.tensor
         if access.loops and not access.is_write:
             once = heads * (tensor.bytes // tensor.heads)
-            if access_bytes(access, in_flight).sum() > ONCE * once:
+            if access_bytes(access, part).sum() > ONCE * once:
                 shared[tensor.name] = tensor
     return sum(t.bytes // t.heads for t in shared.values()), heads
+
+
+def crowding(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, bool]:
+    """Bytes of one head that CTAs in flight share, and whether such streams crowd the L2.
+
+    In flight are as many CTAs as there are slots, from the middle of the launch. Streams crowd the L2 when those in
+    flight need half of it, or when those between a head's first and last use (the heads of other sequences and what
+    the group's earlier heads left) come near its capacity: far beyond it nothing is left, whatever the CTAs' phases.
+    """
+    n = kernel.ctas
+    first = max(0, (n - slots) // 2)
+    per_head, heads = shared_streams(kernel, first, first + slots)
+    if per_head * heads > capacity_bytes // 2:
+        return per_head, True
+    at = kernel.coords.get("kv_head", kernel.coords.get("q_head", np.zeros(n)))
+    uses = np.flatnonzero(at == at[n // 2])
+    between, heads = shared_streams(kernel, int(uses[0]), int(uses[-1]) + 1)
+    return per_head, capacity_bytes // 2 < between * heads < FAR_BEYOND * capacity_bytes
 
 
 def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
@@ -111,9 +127,10 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     if bundle > 1:
         return Plan(max(1, iterations // bundle // max(1, budget)))
     events = iterations + 2 * n
-    per_head, heads = shared_streams(kernel, slots)
-    # where K and V of the heads in flight crowd the L2, misses depend on the CTAs' phases: replay finely
-    crowded = per_head * heads > capacity_bytes // 2
+    if events <= budget * JUMP_SHARE:
+        return Plan()
+    # where streams crowd the L2, misses depend on the CTAs' phases: replay finely
+    per_head, crowded = crowding(kernel, slots, capacity_bytes)
     fine = budget * (CROWDED_BUDGET_FACTOR if crowded else 1)
     jump_at = unit = skip = 0
     # where phases matter they need time to drift apart: nothing is left out that can be afforded
