@@ -13,7 +13,7 @@ import numpy as np
 from simulator import replay as engine
 from simulator.accesses import Access, kernel_accesses
 from simulator.errors import UnsupportedError
-from simulator.l2_blocks import ACCUMULATE, READ, WRITE
+from simulator.l2_blocks import ACCUMULATE, HBM_WRITE, READ, SM_WRITE, WRITE
 from simulator.memory import L2, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
@@ -314,7 +314,10 @@ def run_kernel(
     )
     # what the CTAs left out did: as many times again what the unit before them did
     repeats = plan.skip // plan.unit if plan.unit else 0
-    l2.counters += (1 + repeats) * unit_traffic
+    again = unit_traffic.copy()
+    # what repeats cannot write back more than it writes; one unit also evicts what the ones before it left
+    again[HBM_WRITE] = np.minimum(again[HBM_WRITE], again[SM_WRITE])
+    l2.counters += unit_traffic + repeats * again
     l2_busy, hbm_busy, slot_busy = busy[0] + (1 + repeats) * busy[1]
     steps = repeats * np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
@@ -348,7 +351,7 @@ def run_kernel(
         traffic,
         log_rows,
         timings,
-        max(0.0, 1.0 - slot_busy / (end / scale * slots)) if end else 0.0,
+        max(0.0, 1.0 - slot_busy / (replayed * slots)) if end else 0.0,
     )
 
 

@@ -16,10 +16,11 @@ READ, WRITE, ACCUMULATE = 0, 1, 2
 # band of reuse distance
 _PREV, _NEXT, _PRESENT, _HELD, _DIRTY, _OWNER, _BAND = 0, 1, 2, 3, 4, 5, 6
 # indices into the scalar state of the cache: ends of the list of blocks, bytes written back, then by band the bytes
-# in it, its oldest block and its hits in a million
+# in it, its oldest block and its hits in a million; last, bytes asked of blocks of which something missed
 _HEAD, _TAIL, WRITTEN_BACK = 0, 1, 2
 BANDS = 13
 _BYTES, _OLDEST, _HITS = 3, 3 + BANDS, 3 + 2 * BANDS
+LATE = 3 + 3 * BANDS
 #: The band that ends at the cache's capacity; band 0 ends at 0.4 of it, each further one 0.1 later.
 LAST_INSIDE = 6
 # rows of the byte counters
@@ -200,8 +201,9 @@ def access_tile(tensor, head, row, rows, col, cols, kind, shape, capacity, cache
             limit = block_rows * block_cols * esize
             miss = touch(block, mask, size, kind != READ, limit, tensor, capacity, blocks, scal, counters)
             total += size
-            if kind != WRITE:
+            if kind != WRITE and miss > 0:
                 missed += miss
+                scal[LATE] += size
     counters[SM_READ if kind == READ else SM_WRITE, tensor] += total
     counters[HBM_READ, tensor] += missed
     return total, missed

@@ -15,7 +15,7 @@ from math import exp
 
 import numpy as np
 
-from simulator.l2_blocks import BANDS, LAST_INSIDE, READ, access_tile
+from simulator.l2_blocks import BANDS, LAST_INSIDE, LATE, READ, access_tile
 from simulator.problem import DTYPE_BYTES
 from simulator.program import Tensor
 
@@ -75,10 +75,10 @@ class L2:
         n = base + 1
         blocks = np.zeros((n, 7), np.int64)
         blocks[:, :2] = -1
-        state = np.zeros(3 + 3 * BANDS, np.int64)
+        state = np.zeros(LATE + 1, np.int64)
         state[:2] = -1
         state[3 + BANDS : 3 + 2 * BANDS] = -1
-        state[3 + 2 * BANDS :] = [round(1e6 * share) for share in hit_shares(ways)]
+        state[3 + 2 * BANDS : LATE] = [round(1e6 * share) for share in hit_shares(ways)]
         cache = (blocks, state)
         counters = np.zeros((4, len(tensors)), np.int64)
         shape = np.array(rows, np.int64).reshape(-1, 9)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.compiled import compiled
-from simulator.l2_blocks import READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_tile
+from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_tile
 
 # positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
@@ -231,21 +231,20 @@ def replay(
                 # the same tile again: it is in the cache since the first time
                 extra, again = again - 1, 1
             tensor, kind = access[TENSOR], access[KIND]
-            asked, absent = 0, 0
+            asked, late = 0, scal[LATE]
             for visit in range(again * visits):
                 i = visit % visits
                 b, m = access_tile(
                     tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, capacity, cache,
                     booked,
                 )  # fmt: skip
-                asked += b * (1 + extra)
-                absent += m
+                asked += b
+                got += b * (1 + extra)
+                missed += m
                 if extra > 0:
                     booked[SM_READ if kind == READ else SM_WRITE, tensor] += b * extra
-            got += asked
-            missed += absent
-            if absent > 0:
-                share = max(share, absent / asked)
+            if scal[LATE] > late:
+                share = max(share, (scal[LATE] - late) / asked)
         # shared bandwidth: requests queue in order of arrival
         done = float(t)
         hbm_bound = False
