@@ -173,6 +173,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "why": lambda: output("why fa1 standard --gpu a100_sxm4_80gb", until="fa1  standard"),
     "dispatch": lambda: output("dispatch --gpu h200_sxm --dtype fp32 --gqa 4 --seqlen 2048"),
     "explain": lambda: output("explain --gpu h200_sxm --time-us 1850"),
+    "sensitivity": lambda: output(
+        "sensitivity --algorithm fa3 --parameters num_sms,tensor_rate,exp_rate,l2_bandwidth,l2_bytes,hbm_bandwidth,sram"
+    ),
+    "require": lambda: output(
+        "require --target 'fa3 <= 600us' --parameters num_sms,tensor_rate,l2_bandwidth,hbm_bandwidth,sram"
+    ),
     "h200": h200,
     "h100": h100,
     "a100": a100,

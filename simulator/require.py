@@ -181,7 +181,8 @@ class _Search:
         why = self.errors.get(low, "") if low is not None else f"even x{self.factor(high):.3g} is enough"
         again = next((rung for rung in rungs[first:] if self.result(rung) is not None and not self.meets(rung)), None)
         if again is not None:
-            missed = self.target.shown(self.target.value(self.result(again)))
+            beyond = self.result(again)
+            missed = f"{self.target.shown(self.target.value(beyond))}, limited by {beyond.limiter}"
             why = "; ".join(filter(None, [why, f"x{self.factor(again):.3g} misses again ({missed})"]))
         factor = self.factor(high)
         return Answer(

@@ -12,6 +12,8 @@ import yaml
 from simulator import AttentionProblem, load_profile
 from simulator.cli import app
 from simulator.predict import predict_frame
+from simulator.sweep.designs import points_of
+from simulator.sweep.spec import read_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,13 +54,21 @@ def test_python_example_runs(capsys):
 
 
 def test_profile_example_loads(tmp_path):
-    [example] = blocks("yaml")
+    example, _ = blocks("yaml")
     path = tmp_path / "mine.yaml"
     path.write_text(example, encoding="utf-8")
     assert yaml.safe_load(example)["base"] == "h100_sxm"
     mine, base = load_profile(path), load_profile("h100_sxm")
     assert mine.hbm_bandwidth_bytes_per_s == 5e12
     assert mine.l2_bytes == base.l2_bytes
+
+
+def test_sweep_example_is_a_design_space(tmp_path):
+    _, example = blocks("yaml")
+    path = tmp_path / "space.yaml"
+    path.write_text(example, encoding="utf-8")
+    spec = read_spec(path)
+    assert len(points_of(spec)) == 10_000 and spec.tiles == "auto"
 
 
 def test_columns_of_predict_are_all_named():

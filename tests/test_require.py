@@ -110,7 +110,7 @@ def test_a_target_that_is_missed_again_further_up_is_told():
     bench = AnalyticBench(lambda x: 100 / x if x < 3 else 200.0)
     answer = required(bench, HBM, time_target(50.0))
     assert 2.0 <= answer.factor <= 2.0 * (1 + PRECISION)
-    assert "misses again (200 us)" in answer.why
+    assert "misses again (200 us, limited by hbm)" in answer.why
 
 
 def test_of_several_targets_the_strictest_decides():
