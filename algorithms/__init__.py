@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 
+from algorithms.tile_search import TileChoice
 from simulator.errors import InputError, UnsupportedError, did_you_mean
-from simulator.problem import MOST_CTAS
+from simulator.problem import MOST_CTAS, AttentionProblem
+from simulator.profile import Profile
+from simulator.program import Program
 
 #: Algorithm name -> module; imported when asked for.
 MODULES = {
@@ -17,7 +22,7 @@ MODULES = {
 }
 
 
-def algorithm_module(name: str):
+def algorithm_module(name: str) -> ModuleType:
     """The module of algorithm ``name``; :class:`InputError` names the known ones."""
     if name not in MODULES:
         hint = did_you_mean(name, MODULES)
@@ -25,18 +30,23 @@ def algorithm_module(name: str):
     return import_module(MODULES[name])
 
 
-def default_implementation(algorithm: str, gpu, problem=None) -> str:
+def default_implementation(algorithm: str, gpu: Profile, problem: AttentionProblem | None = None) -> str:
     """The implementation that ``algorithm`` means on ``gpu`` when none is named (for ``problem``'s pass, if given)."""
     module = algorithm_module(algorithm)
     if problem is not None and problem.pass_ != "fwd" and hasattr(module, "BACKWARD_DEFAULT"):
-        return module.BACKWARD_DEFAULT
+        return str(module.BACKWARD_DEFAULT)
     choose = getattr(module, "default_for", None)
-    return choose(gpu) if choose is not None else module.DEFAULT
+    return str(choose(gpu) if choose is not None else module.DEFAULT)
 
 
 def build_program(
-    algorithm: str, problem, gpu, implementation: str | None = None, hypothetical: bool = False, tiles=None
-):
+    algorithm: str,
+    problem: AttentionProblem,
+    gpu: Profile,
+    implementation: str | None = None,
+    hypothetical: bool = False,
+    tiles: TileChoice | None = None,
+) -> Program:
     """The tile program of ``problem`` on ``gpu``; ``implementation`` ``None`` takes the algorithm's default there.
 
     ``tiles`` (a :class:`~algorithms.tile_search.TileChoice`) replaces the kernel's own tile in algorithms that can
@@ -53,8 +63,9 @@ def build_program(
         hint = did_you_mean(chosen, module.IMPLEMENTATIONS)
         known = ", ".join(module.IMPLEMENTATIONS)
         raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s; {hint}known: {known}")
+    build: Callable[..., Program] = module.build
     if tiles is None:
-        return module.build(problem, chosen, gpu, hypothetical)
+        return build(problem, chosen, gpu, hypothetical)
     if not hasattr(module, "forward_tile"):
         raise UnsupportedError(f"tiles: {algorithm}'s tiles are fixed in its kernels; only fa2 and fa3 can choose")
-    return module.build(problem, chosen, gpu, hypothetical, tiles)
+    return build(problem, chosen, gpu, hypothetical, tiles)

@@ -62,7 +62,15 @@ def row_grid(rows: int, tile_rows: int, *outer: int) -> list[np.ndarray]:
     return grid_indices(ceil_div(rows, tile_rows), *outer)
 
 
-def _kernel(name: str, ops: list, coords: dict, threads: int, gpu: Profile, trips=(), smem_bytes: int = 0) -> Kernel:
+def _kernel(
+    name: str,
+    ops: list[Op],
+    coords: dict[str, np.ndarray],
+    threads: int,
+    gpu: Profile,
+    trips: tuple[Trip, ...] = (),
+    smem_bytes: int = 0,
+) -> Kernel:
     resident = ctas_per_sm(
         threads=threads,
         registers_per_thread=HELPER_REGISTERS_PER_THREAD,
@@ -86,7 +94,7 @@ def _kernel(name: str, ops: list, coords: dict, threads: int, gpu: Profile, trip
 def dot_do_o(
     name: str,
     tensors: dict[str, Tensor],
-    coords: dict,
+    coords: dict[str, np.ndarray],
     tile_m: int,
     threads: int,
     cols: int,
@@ -148,7 +156,7 @@ def zero_fill(
     zero = Buffer("zero", tile_rows, tensor.cols)
     coords = _all_rows(tensor, tile_rows) if coords is None else coords
     shift = var("acc_shift") if "acc_shift" in coords else 0
-    ops = [fill(zero, 0.0), Store(zero, tile(tensor, var("head"), var("row0") + shift, tile_rows))]
+    ops: list[Op] = [fill(zero, 0.0), Store(zero, tile(tensor, var("head"), var("row0") + shift, tile_rows))]
     return _kernel(name, ops, coords, threads, gpu)
 
 
@@ -156,7 +164,7 @@ def convert(
     name: str,
     source: Tensor,
     target: Tensor,
-    coords: dict,
+    coords: dict[str, np.ndarray],
     tile_rows: int,
     threads: int,
     scale: float,
@@ -176,12 +184,12 @@ def convert(
     head, row = var("head"), var("row0")
     trips: tuple[Trip, ...] = ()
     if splits == 1:
-        ops = [Load(tile(source, head, row + shift, tile_rows), total, token="part"), Await("part")]
+        ops: list[Op] = [Load(tile(source, head, row + shift, tile_rows), total, token="part"), Await("part")]
     else:
         part = Buffer("part", tile_rows, cols)
         coords = {**coords, "n_splits": np.full_like(coords["row0"], splits)}
         trips = (Trip("n_splits"),)
-        body = [
+        body: list[Op] = [
             Load(tile(source, head + var("s") * target.heads, row, tile_rows), part, token="part"),
             Await("part"),
             Compute("add", total, (total, part), tile_rows, cols),
@@ -218,12 +226,12 @@ def group_sum(
     total, out = Buffer("total", tile_rows, cols), Buffer("out", tile_rows, cols, target.dtype)
     row = var("row0")
     source_head: Index = var("head") * group + var("g")
-    body = [
+    body: list[Op] = [
         Load(tile(expanded, source_head, row, tile_rows), part, token="part"),
         Await("part"),
         Compute("add", total, (total, part), tile_rows, cols),
     ]
-    ops = [
+    ops: list[Op] = [
         fill(total, 0.0),
         Loop("g", var("n_group"), body),
         Compute("convert", out, (total,), tile_rows, cols),

@@ -6,6 +6,7 @@ A split writes its own normalised O and its LSE (:class:`Partials`); the combine
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from simulator.program import (
     Kernel,
     Load,
     Loop,
+    Op,
     Pipe,
     Release,
     Role,
@@ -79,7 +81,13 @@ class Partials:
         lse = Tensor("LSE_partial", stacks, matrices * rows, splits, "fp32", "scratch", block, 1, lengths=lengths)
         return cls(stacks, matrices, rows, splits, head_dim, o, lse)
 
-    def coordinates(self, matrix: np.ndarray, split: np.ndarray, writes_o=True, writes_lse=True) -> dict:
+    def coordinates(
+        self,
+        matrix: np.ndarray,
+        split: np.ndarray,
+        writes_o: bool | np.ndarray = True,
+        writes_lse: bool | np.ndarray = True,
+    ) -> dict[str, np.ndarray]:
         """CTA coordinates of what split ``split`` of matrix ``matrix`` stores (where the masks say that it stores)."""
         stack, inside = matrix // self.matrices, matrix % self.matrices
         return {
@@ -103,7 +111,11 @@ class Partials:
 
 
 def _combine_coordinates(
-    partials: Partials, t: CombineKernel, splits_of_stack: np.ndarray, splits_to_read, column_slices: int
+    partials: Partials,
+    t: CombineKernel,
+    splits_of_stack: np.ndarray,
+    splits_to_read: Callable[[int, int], int],
+    column_slices: int,
 ) -> tuple[dict[str, np.ndarray], int]:
     """CTA coordinates, row blocks fastest, then column slices, then stacks; and the matrices that a CTA can touch."""
     p = partials
@@ -126,7 +138,7 @@ def _combine_coordinates(
         "o_partial_head": stack * p.splits,
         "partial_row": row,
         "column": column * t.columns_per_cta,
-        "n_splits": np.array([splits_to_read(s, r) for s, r in zip(stack, row, strict=True)], np.int64),
+        "n_splits": np.array([splits_to_read(int(s), int(r)) for s, r in zip(stack, row, strict=True)], np.int64),
         "lse_column": p.splits - splits,
         "last_split": splits - 1,
         "lse_count": splits,
@@ -146,7 +158,7 @@ def combine_kernel(
     o: Tensor,
     lse: Tensor,
     splits_of_stack: np.ndarray,
-    splits_to_read=None,
+    splits_to_read: Callable[[int, int], int] | None = None,
 ) -> Kernel:
     """The combine kernel: ``rows_per_cta`` rows and ``columns_per_cta`` columns of the output a CTA.
 
@@ -158,8 +170,8 @@ def combine_kernel(
     slices = ceil_div(p.head_dim, t.columns_per_cta)
     if splits_to_read is None:
 
-        def splits_to_read(stack, _row):
-            return splits_of_stack[stack]
+        def splits_to_read(stack: int, _row: int) -> int:
+            return int(splits_of_stack[stack])
 
     coords, touched = _combine_coordinates(p, t, splits_of_stack, splits_to_read, slices)
 
@@ -172,7 +184,7 @@ def combine_kernel(
     unequal = len(np.unique(splits_of_stack)) > 1
     beyond = (("row", 0), ("col", 0), ("seqlen_k", var("lse_count")), ("shift", 0), ("left", -1), ("right", -1))
 
-    def reduce(lses) -> list:
+    def reduce(lses: Buffer | Pipe) -> list[Op]:
         """LSE over the splits, and each split's weight exp(LSE_s - LSE)."""
         return [
             Exchange("lse", rows * table * 4, rows * table * 4),
@@ -189,10 +201,10 @@ def combine_kernel(
             fill(acc, 0.0),
         ]
 
-    def add(part) -> Compute:
+    def add(part: Buffer | Pipe) -> Compute:
         return Compute("weighted_add", acc, (acc, part, weights), rows, cols, (("col", var("last_split") - s),))
 
-    def stores() -> list:
+    def stores() -> list[Op]:
         row = var("o_row")
         return [
             Compute("convert", out, (acc,), rows, cols),
@@ -206,10 +218,10 @@ def combine_kernel(
     warps = t.threads // 32
     if t.splits_in_flight == 1:
         part, lses = Buffer("O_part", rows, cols), Buffer("lse_smem", rows, p.splits, space="smem")
-        body = [Load(o_source, part, via="ld"), add(part)]
+        body: list[Op] = [Load(o_source, part, via="ld"), add(part)]
         load_lse = [Load(lse_source, lses, via="ld"), Barrier("lse")]
         loop = Loop("s", var("n_splits"), body)
-        roles = (Role("warps", [*load_lse, *reduce(lses), loop, *stores()], warps),)
+        roles: tuple[Role, ...] = (Role("warps", [*load_lse, *reduce(lses), loop, *stores()], warps),)
     else:
         lse_pipe = Pipe("lse", rows, p.splits, "fp32")
         o_pipe = Pipe("o_partial", rows, cols, "fp32", t.splits_in_flight)
@@ -245,7 +257,7 @@ def helper_kernel(
     Each CTA reads its share of ``reads`` and writes its share of ``writes`` (either may be missing); no numbers
     that attention uses come from it, so its value is a copy.
     """
-    ops: list = []
+    ops: list[Op] = []
     share_in = ceil_div(reads.rows, ctas) if reads is not None else 0
     share_out = ceil_div(writes.rows, ctas) if writes is not None else 0
     values = Buffer("values", max(share_in, 1), dtype="int32")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import fsum
 
 from algorithms.instruction_counts import InstructionMix
-from simulator.program import Compute, Instructions, Matmul, walk_ops
+from simulator.program import Compute, Instructions, Matmul, Op, walk_ops
 from simulator.tile_ops import UNITS, work_of
 
 
-def residual_instructions(ops: Iterable, mix: InstructionMix, elements: int) -> tuple[tuple[str, float], ...]:
+def residual_instructions(ops: Iterable[Op], mix: InstructionMix, elements: int) -> tuple[tuple[str, float], ...]:
     """Lane-operations by unit that ``mix`` (per score element) counts and the :class:`Compute` operations of one
     iteration ``ops`` do not account for; tensor instructions are left out of ``issue``."""
     modelled = dict.fromkeys(UNITS, 0.0)
@@ -25,12 +25,12 @@ def residual_instructions(ops: Iterable, mix: InstructionMix, elements: int) -> 
     return tuple((unit, amount) for unit, amount in (("fma", fma), ("alu", alu), ("issue", max(0.0, issue))) if amount)
 
 
-def among_streams(ops: list, modelled: list, mix: InstructionMix, elements: int) -> list:
+def among_streams(ops: list[Op], modelled: list[Op], mix: InstructionMix, elements: int) -> list[Op]:
     """``ops`` of a backward block with what ``mix`` counts beyond ``modelled`` (:func:`residual_instructions`), half
     of it among the exponentials and half among the gradients of S: fragment loads, addresses, predicates."""
     beyond = residual_instructions(modelled, mix, elements)
     half = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
-    out: list = []
+    out: list[Op] = []
     for op in ops:
         out.append(op)
         if isinstance(op, Compute) and op.fn.startswith(("exp_lse", "exp2_lse", "softmax_grad")):
@@ -38,7 +38,7 @@ def among_streams(ops: list, modelled: list, mix: InstructionMix, elements: int)
     return out
 
 
-def spread_over_matmuls(ops: list, work: tuple[tuple[str, float], ...], tensor_instructions: float) -> list:
+def spread_over_matmuls(ops: list[Op], work: tuple[tuple[str, float], ...], tensor_instructions: float) -> list[Op]:
     """``ops`` with ``work`` and the issue slots of ``tensor_instructions`` shared equally by their matmuls."""
     matmuls = sum(isinstance(op, Matmul) for op in ops)
     lanes = dict(work)

@@ -6,15 +6,16 @@ its roles are taken from :mod:`algorithms.fa2` and :mod:`algorithms.fa3` and ada
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from algorithms.common import walk_coordinates
+from algorithms.heuristics import KeyLoop
 from simulator.errors import InputError
 from simulator.problem import DTYPE_BYTES, AttentionProblem
-from simulator.program import Compute, Load, Loop, Role, Store, Tensor, var
+from simulator.program import Compute, Load, Loop, Op, Role, Store, Tensor, var
 
 
 def sequence_kinds(problem: AttentionProblem) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
@@ -65,7 +66,13 @@ class LoopTable:
 
     @classmethod
     def of(
-        cls, kinds: tuple[int, ...], row_blocks: int, splits: Callable[[int], int], tile_n: int, rows: int, key_loop
+        cls,
+        kinds: tuple[int, ...],
+        row_blocks: int,
+        splits: Callable[[int], int],
+        tile_n: int,
+        rows: int,
+        key_loop: Callable[[int, int, int, int], KeyLoop],
     ) -> LoopTable:
         """``key_loop(kind, row block, split, splits)`` for every distinct kind; ``rows``: rows of K in memory."""
         distinct = tuple(sorted(set(kinds)))
@@ -93,7 +100,7 @@ class LoopTable:
     def live(self, kind: np.ndarray, block: np.ndarray, split: np.ndarray) -> np.ndarray:
         """Whether each CTA has any key to look at."""
         at = np.searchsorted(np.array(self.kinds), kind), block, split
-        return self.last[at] > self.first[at]
+        return np.asarray(self.last[at] > self.first[at])
 
     def live_splits(self, kind: int, block: int) -> int:
         """Leading splits of a sequence that hold a key for row block ``block``."""
@@ -101,9 +108,9 @@ class LoopTable:
         return int((self.last[at] > self.first[at]).sum())
 
 
-def rewrite(ops, change) -> tuple:
+def rewrite(ops: Iterable[Op], change: Callable[[Op], Iterable[Op]]) -> tuple[Op, ...]:
     """``ops`` with the operations ``change(op)`` (a sequence) in place of each."""
-    out: list = []
+    out: list[Op] = []
     for op in ops:
         if isinstance(op, Loop):
             out.append(replace(op, body=rewrite(op.body, change)))
@@ -112,12 +119,12 @@ def rewrite(ops, change) -> tuple:
     return tuple(out)
 
 
-def rewrite_roles(roles: tuple[Role, ...], change) -> tuple[Role, ...]:
+def rewrite_roles(roles: tuple[Role, ...], change: Callable[[Op], Iterable[Op]]) -> tuple[Role, ...]:
     """:func:`rewrite` on each of ``roles``."""
     return tuple(replace(role, ops=rewrite(role.ops, change)) for role in roles)
 
 
-def by_sequence(op, problem: AttentionProblem, seqlen_q: int):
+def by_sequence(op: Op, problem: AttentionProblem, seqlen_q: int) -> Op:
     """A mask operation whose number of keys is the CTA coordinate ``seqlen_k`` instead of a constant, and with
     ``seqlens_q`` its rows and shift those of the CTA's sequence (``q_offset``, ``shift``) instead of ``seqlen_q``'s."""
     if not (isinstance(op, Compute) and op.fn.startswith("mask")):
@@ -128,21 +135,21 @@ def by_sequence(op, problem: AttentionProblem, seqlen_q: int):
     return replace(op, params=tuple(params.items()))
 
 
-def keep_fp32(op):
+def keep_fp32(op: Op) -> Op:
     """A conversion into an fp32 buffer is none."""
     if isinstance(op, Compute) and op.fn == "convert" and getattr(op.out, "dtype", "") == "fp32":
         return replace(op, fn="copy")
     return op
 
 
-def skip_empty_q(op):
+def skip_empty_q(op: Op) -> Op:
     """A load of Q that CTAs without keys leave out (coordinate ``q_load_head`` is -1 there)."""
     if isinstance(op, Load) and op.source.tensor.name == "Q":
         return replace(op, source=replace(op.source, head=var("q_load_head")))
     return op
 
 
-def stores_nothing(op) -> bool:
+def stores_nothing(op: Op) -> bool:
     """A store of a tile without rows (a warpgroup behind the end of the matrix)."""
     return isinstance(op, Store) and op.into.rows == 0
 

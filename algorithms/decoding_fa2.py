@@ -32,7 +32,7 @@ from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Kernel, Program, Tensor, Trip, tile, var
+from simulator.program import Kernel, Op, Program, Tensor, Trip, tile, var
 
 #: flash_api.cpp mha_fwd_kvcache: "Paged KV cache block size must be divisible by 256".
 _PAGE_MULTIPLE = 256
@@ -121,7 +121,7 @@ def _main_kernel(
             lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
         )
 
-    def adapt(op):
+    def adapt(op: Op) -> tuple[Op, ...]:
         return () if stores_nothing(op) else (by_sequence(keep_fp32(skip_empty_q(op)), problem, launch.seqlen_q),)
 
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}

@@ -9,6 +9,7 @@ Splitting implies PackGQA: the query heads of a KV head are rows of one tile, so
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from algorithms.decoding_common import (
     skip_empty_q,
     stores_nothing,
 )
+from algorithms.fa3_tiles import fit_tile
 from algorithms.heuristics import (
     fa3_dynamic_splits,
     fa3_key_loop,
@@ -43,7 +45,7 @@ from algorithms.paged_kv import PagedCache, paged_capacity
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Exchange, Kernel, Program, Store, Tensor, tile, var
+from simulator.program import Exchange, Kernel, Op, Program, Store, Tensor, tile, var, view
 
 #: Sequences that one CTA of the prepare kernel serves (31 a warp, 32 warps).
 _PREPARE_SEQUENCES_PER_CTA = 992
@@ -81,7 +83,7 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     dtype = "e4m3" if p.dtype == "fp8" else p.dtype
     d, dv = _kernel_head_dims(p)
 
-    def tile_for(gather: bool, **changes) -> Fa3Tile:
+    def tile_for(gather: bool, **changes: Any) -> Fa3Tile:
         shape = {"causal": causal, "local": local, "softcap": bool(p.softcap), "varlen": varlen}
         return fa3_forward_tile(d, dv, dtype, paged_gather=gather, **shape, **changes)
 
@@ -115,7 +117,7 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     t = tile_for(gather, split=static > 1, pack_gqa=packed, row_blocks=row_blocks)
     if mla_fa3.is_mla(p):
         t = replace(t, smem_bytes=mla_fa3.smem_bytes(t))
-    t = fa3.fit_tile(t, p, gpu, substitutions)
+    t = fit_tile(t, p, gpu, substitutions)
     own = tuple(ceil_div(n * group, t.tile_m) for n in queries)
     splits = [static] * p.batch
     if varlen:
@@ -216,12 +218,12 @@ def _main_kernel(
 
     def unsplit_store(op: Store) -> Store:
         """The same rows in O or LSE themselves, for sequences that are not split."""
-        row, rows = op.into.row - var("p_row"), op.source.shape[0]
+        row, rows = op.into.row - var("p_row"), view(op.source).shape[0]
         if op.into.tensor.name == "LSE_partial":
             return Store(op.source, tile(tensors["LSE"], o_head, row, rows))
         return Store(op.source, tile(tensors["O_final"], o_head, row, rows, op.into.col, op.into.cols), via="st")
 
-    def adapt(op):
+    def adapt(op: Op) -> tuple[Op, ...]:
         if isinstance(op, Store) and partials is not None:
             kept = () if stores_nothing(op) else (op,)
             return (*kept, unsplit_store(op)) if some_unsplit else kept

@@ -40,10 +40,12 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Index,
     Kernel,
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Program,
     Release,
@@ -104,31 +106,31 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     step_blocks = s.slices if interleaved(problem, s) else 1
     kept = 1.0 - problem.dropout
 
-    def rows_of(kind: str):
+    def rows_of(kind: str) -> Index:
         return var(KINDS[kind][0]) + var("i") * (step_blocks * br)
 
     def fetch(kind: str) -> Loop:
         row, (_, first, _last) = rows_of(kind), KINDS[kind]
-        ops = [Acquire(q_pipe), Load(tile(t["Q"], head, row, br, 0, d), q_pipe)]
+        ops: list[Op] = [Acquire(q_pipe), Load(tile(t["Q"], head, row, br, 0, d), q_pipe)]
         if s.packaged and not first:
             ops += [Acquire(lse_pipe), Load(tile(t["LSE"], head, row, br), lse_pipe)]
         return Loop("i", var(kind), ops)
 
-    def across_warps(name: str) -> list:
+    def across_warps(name: str) -> list[Op]:
         """A row statistic of all warps: written and read back through SMEM; Triton's code reduces it in one of the
         warps and sends the result round the same way, with a barrier before its buffer is used again."""
-        once = [Exchange(name, statistics_bytes, statistics_bytes), Barrier(name)]
+        once: list[Op] = [Exchange(name, statistics_bytes, statistics_bytes), Barrier(name)]
         return once if s.packaged else [Barrier(name), *once, *once]
 
-    def through_smem(name: str, size: int) -> list:
+    def through_smem(name: str, size: int) -> list[Op]:
         """``size`` bytes from one layout of Triton's to another: the buffer is free, written, read."""
         return [Barrier(name), Exchange(name, size, 0), Barrier(name), Exchange(name, 0, size)]
 
-    def drop(row) -> list:
+    def drop(row: Index) -> list[Op]:
         """P is dropped after its row sum (Algorithm 2, line 14); the last key block scales what is left up."""
         return [dropout_op("dropout", scores, problem, row, key_row)] if problem.dropout else []
 
-    def packaged_step(row, first: bool) -> list:
+    def packaged_step(row: Index, first: bool) -> list[Op]:
         """1.x: P = exp(S - m); O = (exp(L - m) O + P V) / l, L = m + log l. The statistic L seeds the maximum."""
         old = (
             [
@@ -170,7 +172,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             Store(lse, tile(t["LSE"], head, row, br)),
         ]
 
-    def paper_step(row, first: bool, final: bool) -> list:
+    def paper_step(row: Index, first: bool, final: bool) -> list[Op]:
         """Lines 9 to 13: m, l and O of the row block, O normalised at once."""
         state = [(m_old, "m"), (l_old, "l"), (o_old, "O_tmp")]
         load = (

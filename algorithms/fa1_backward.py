@@ -33,10 +33,12 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Index,
     Kernel,
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Program,
     Release,
@@ -81,8 +83,8 @@ def key_blocks_in_parallel(problem: AttentionProblem, s: Schedule, gpu: Profile)
     splits = padded // s.keys
 
     def efficiency(ctas: int) -> np.float32:
-        waves = np.float32(ctas) / slots
-        return waves / np.ceil(waves)
+        waves: np.float32 = np.float32(ctas) / slots
+        return np.float32(waves / np.ceil(waves))
 
     if problem.causal and splits >= 10:
         return True
@@ -110,7 +112,7 @@ def _roles(
     dk, dv, out = Buffer("dK", bc, d), Buffer("dV", bc, d), Buffer("dKV_out", bc, d, dtype)
     (rowsum,) = row_vectors(br, "rowsum")
 
-    def scaled(buffer: Buffer, factor: float) -> list:
+    def scaled(buffer: Buffer, factor: float) -> list[Op]:
         size = buffer.rows, buffer.cols
         return [Compute("scale", buffer, (buffer,), *size, (("factor", factor),))] if factor != 1.0 else []
 
@@ -118,12 +120,12 @@ def _roles(
         """What a step reads beside Q, dO and the LSE: D, or O to make it."""
         return ("Q", "dO", "LSE", "O" if first and not parallel else "D")
 
-    def row_of(coord: str):
+    def row_of(coord: str) -> Index:
         return var(coord) + var("i") * br
 
     def fetch(trip: str) -> Loop:
         coord, first, _ = kinds[trip]
-        ops = []
+        ops: list[Op] = []
         for name in used(first):
             pipe = pipes[name]
             ops += [Acquire(pipe), Load(tile(t[name], head, row_of(coord), br, 0, pipe.cols), pipe)]
@@ -136,7 +138,7 @@ def _roles(
         drop = [dropout_op("dropout_sign", scores, problem, row, key_row)] if problem.dropout else []
         partial = br * d * 4 * s.warps
         if parallel:
-            store = [Store(dq, tile(t["dQ_tmp"], head, row, br, 0, d), accumulate=True, via="atomic")]
+            store: list[Op] = [Store(dq, tile(t["dQ_tmp"], head, row, br, 0, d), accumulate=True, via="atomic")]
         elif final:
             store = [Compute("convert", dq_out, (dq,), br, d), Store(dq_out, tile(t["dQ"], head, row, br, 0, d))]
         else:

@@ -6,6 +6,7 @@ rows of K and V) and keeps ``m`` (row maximum), ``l`` (row sum) and an unnormali
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -55,12 +56,14 @@ from simulator.program import (
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Program,
     Release,
     Role,
     Store,
     Tensor,
+    Tile,
     Trip,
     View,
     tile,
@@ -88,7 +91,7 @@ _SPILLED_CAUSAL_128 = 14
 _SPILLED_UNEVEN_128 = {False: 8, True: 9}
 
 
-def softmax_step(s: Buffer, p: Buffer, vectors: dict[str, Buffer], o: Buffer, scale: float) -> list:
+def softmax_step(s: Buffer, p: Buffer, vectors: dict[str, Buffer], o: Buffer, scale: float) -> list[Op]:
     """One block's online softmax (eq. in §3.1.1): m, P = exp(S - m), l, and O rescaled by exp(m_old - m)."""
     m, m_old, l, alpha = (vectors[name] for name in ("m", "m_old", "l", "alpha"))
     rows, cols = s.rows, s.cols
@@ -104,7 +107,7 @@ def softmax_step(s: Buffer, p: Buffer, vectors: dict[str, Buffer], o: Buffer, sc
     ]
 
 
-def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -> list:
+def epilogue(o: Buffer, out: Buffer, vectors: dict[str, Buffer], scale: float) -> list[Op]:
     """O / l and LSE = m + log l, once at the end: the rescaling that FA2 defers."""
     m, l, lse = vectors["m"], vectors["l"], vectors["lse"]
     return [
@@ -146,8 +149,8 @@ def roles(
     t: Fa2Tile,
     tensors: dict[str, Tensor],
     group: int,
-    o_tile,
-    lse_tile,
+    o_tile: Callable[[Index, int], Tile],
+    lse_tile: Callable[[Index, int], Tile],
     *,
     split: bool = False,
 ) -> tuple[Role, ...]:
@@ -169,7 +172,7 @@ def roles(
     code, unrolled = code_bytes(problem, t, split), unrolled_blocks(problem, t)
     beyond_mask = max(0.0, (counts.masked_uneven if is_uneven(problem, t) else counts.masked) - 2.0)
 
-    def fetch(first_row: str) -> list:
+    def fetch(first_row: str) -> list[Op]:
         row = var(first_row) + var("j") * -t.tile_n
         return [
             Acquire(k_pipe),
@@ -193,7 +196,7 @@ def roles(
         row0 = var("row0") + index * rows
         q = View(q_smem, index * rows, rows)
 
-        def body(first_row: str, masked: bool) -> list:
+        def body(first_row: str, masked: bool) -> list[Op]:
             col: Index = var(first_row) + var("j") * -t.tile_n
             *softmax, to_16_bit = softmax_step(s, p, vectors, o, scale)
             # the row sum l takes P before dropout

@@ -8,6 +8,7 @@ the next product needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,7 @@ from simulator.program import (
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Program,
     Release,
@@ -105,7 +107,13 @@ class Share:
 
 
 def _warp_set(
-    index: int, problem: AttentionProblem, t: BackwardTile, tensors: dict, pipes: dict, walks, key_loop
+    index: int,
+    problem: AttentionProblem,
+    t: BackwardTile,
+    tensors: dict[str, Tensor],
+    pipes: dict[str, Pipe],
+    walks: Sequence[backward_walks.Walk],
+    key_loop: Callable[[Callable[[Index], list[Op]]], list[Op]],
 ) -> Role:
     """One set of four of the CTA's eight warps."""
     bm, bn, d, dtype = t.tile_m, t.tile_n, t.padded_head_dim, problem.dtype
@@ -132,19 +140,19 @@ def _warp_set(
     f0, f_cols = dq_share.cols(d, index)
     dq = Buffer("dQ", m_rows, f_cols)
 
-    load_v = []
+    load_v: list[Op] = []
     if t.v_in_registers:
         v_reg = Buffer("V_reg", cols, d, dtype)
         load_v = [Compute("copy", v_reg, (v_rows,), cols, d), Exchange("V", 0, cols * d * 2 * WARPS_PER_SET)]
         v_rows = v_reg
 
-    def body(walk: backward_walks.Walk, row: Index, key0: Index) -> list:
+    def body(walk: backward_walks.Walk, row: Index, key0: Index) -> list[Op]:
         mask = [mask_op(s, problem, row + r0, key0 + c0)] if walk.masked else []
         dq_row = row + acc_shift + m0
         # a dropped P keeps its size and loses its sign, so that dS knows both
         drop = [dropout_op("dropout_sign", s, problem, row + r0, key0 + c0)] if problem.dropout else []
         cap, uncap = softcap_backward_ops(s, dp, problem)
-        ops = [
+        ops: list[Op] = [
             Consume(q),
             Consume(pipes["LSE"]),
             Consume(do),
@@ -185,11 +193,11 @@ def _warp_set(
         ops = among_streams(ops, counted, counts.mix, elements)
         return spread_over_matmuls(ops, (), counts.mix.tensor * elements)
 
-    def block(key0: Index) -> list:
+    def block(key0: Index) -> list[Op]:
         """All of one key block."""
         expanded = problem.group > 1
         head = var("q_head") if expanded else var("kv_head")
-        store = []
+        store: list[Op] = []
         for buffer, name, factor in ((dv, "dV", rescale), (dk, "dK", scale * rescale)):
             out = Buffer(f"{name}_out", n_rows, e_cols, dtype)
             target = tensors[f"{name}_expanded" if expanded else name]
@@ -215,20 +223,27 @@ def _dq_head(problem: AttentionProblem) -> Index:
     return var("q_head") + var("split") * heads if problem.deterministic else var("q_head")
 
 
-def _loader(t: BackwardTile, problem: AttentionProblem, tensors: dict, pipes: dict, walks, key_loop) -> Role:
+def _loader(
+    t: BackwardTile,
+    problem: AttentionProblem,
+    tensors: dict[str, Tensor],
+    pipes: dict[str, Pipe],
+    walks: Sequence[backward_walks.Walk],
+    key_loop: Callable[[Callable[[Index], list[Op]]], list[Op]],
+) -> Role:
     """cp.async by all threads: K and V once, then Q (two buffers), LSE, dO and D of each query block."""
     bm, bn, d = t.tile_m, t.tile_n, t.padded_head_dim
     head, kv_head, acc_shift = var("q_head"), var("kv_head"), backward_walks.shift_index(problem)
 
-    def rows(row: Index) -> list:
-        ops = []
+    def rows(row: Index) -> list[Op]:
+        ops: list[Op] = []
         for name, tensor, cols in (("q", "Q", d), ("LSE", "LSE", 1), ("dO", "dO", d), ("D", "D", 1)):
             first = row + acc_shift if tensor == "D" else row
             ops += [Acquire(pipes[name]), Load(tile(tensors[tensor], head, first, bm, 0, cols), pipes[name])]
         return ops
 
-    def block(key0: Index) -> list:
-        ops = []
+    def block(key0: Index) -> list[Op]:
+        ops: list[Op] = []
         for name, tensor in (("k", "K"), ("v", "V")):
             ops += [Acquire(pipes[name]), Load(tile(tensors[tensor], kv_head, key0, bn, 0, d), pipes[name])]
         return ops + [Loop("i", w.count, rows(w.first_row + var("i") * -bm)) for w in walks]
@@ -243,7 +258,9 @@ def _is_even(problem: AttentionProblem, t: BackwardTile) -> bool:
     return whole and p.head_dim == t.padded_head_dim and p.head_dim <= 128
 
 
-def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu: Profile, splits: int) -> Kernel:
+def _main_kernel(
+    problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], gpu: Profile, splits: int
+) -> Kernel:
     """``flash_bwd_dq_dk_dv_loop_seqk_parallel``: a CTA for each key block, or ``splits`` CTAs a head that stride."""
     p = problem
     key_blocks = ceil_div(p.seqlen_k, t.tile_n)
@@ -273,9 +290,9 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu:
         # every block tests the mask: how many need it varies from key block to key block of one CTA
         needs_mask = p.causal or not even
         walks = [backward_walks.Walk(var("n_rows") - var("t") * step, Index(top_row), needs_mask)]
-        trips = (Trip("n_keys"), Trip("n_rows", "n_keys", -step))
+        trips: tuple[Trip, ...] = (Trip("n_keys"), Trip("n_rows", "n_keys", -step))
 
-        def key_loop(block):
+        def key_loop(block: Callable[[Index], list[Op]]) -> list[Op]:
             return [Loop("t", var("n_keys"), block(var("key0") + var("t") * (splits * t.tile_n)))]
     else:
         block, batch, head = grid_indices(key_blocks, p.batch, p.heads)
@@ -284,7 +301,7 @@ def _main_kernel(problem: AttentionProblem, t: BackwardTile, tensors: dict, gpu:
         trips = tuple(Trip(name) for name in coords if name.startswith("n_"))
         coords["key0"] = seen.places["key0"]
 
-        def key_loop(block):
+        def key_loop(block: Callable[[Index], list[Op]]) -> list[Op]:
             return block(var("key0"))
 
     coords["q_head"] = batch * p.heads + head

@@ -7,6 +7,7 @@ issue their GEMM pair, which puts one's softmax under the other's GEMMs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -53,11 +54,13 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Index,
     Instructions,
     Kernel,
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Program,
     Release,
@@ -65,6 +68,7 @@ from simulator.program import (
     Signal,
     Store,
     Tensor,
+    Tile,
     Trip,
     View,
     Wait,
@@ -104,7 +108,7 @@ BACKWARD_DEFAULT = "flash_attn_4_sm90"
 WARPGROUP_ROWS = 64
 
 
-def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> list:
+def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> list[Op]:
     """m, exp(S - m) in place, l, and alpha for the later rescale of O."""
     factor = (("scale", float(scale)),)
     return [
@@ -121,8 +125,8 @@ def roles(
     t: Fa3Tile,
     tensors: dict[str, Tensor],
     group: int,
-    o_tile,
-    lse_tile,
+    o_tile: Callable[[Index, int], Tile],
+    lse_tile: Callable[[Index, int], Tile],
     mix: InstructionMix | None = None,
 ) -> tuple[Role, ...]:
     """Loader and consumer warpgroups; ``o_tile``/``lse_tile`` map (first row, rows) to where the results go. ``mix``:
@@ -138,18 +142,18 @@ def roles(
     o_pipe = Pipe("o", t.tile_m, dv, tensors["O"].dtype, 1, groups)
     head, kv_head, j = var("q_head"), var("kv_head"), var("j")
 
-    def load_k(row) -> list:
+    def load_k(row: Index) -> list[Op]:
         source = tile(tensors["K"], kv_head, row, bc, 0, d)
         return [Acquire(k_pipe), Load(source, k_pipe, via="tma", multicast=t.cluster_m)]
 
-    def load_v(row) -> list:
+    def load_v(row: Index) -> list[Op]:
         source = tile(tensors["V"], kv_head, row, bc, 0, dv)
         return [Acquire(v_pipe), Load(source, v_pipe, via="tma", multicast=t.cluster_m)]
 
     mix = mix or fa3_forward_mix(d, problem.causal or local, "e4m3" if dtype == "fp8" else dtype)
     masked, full, left = var("masked_row"), var("full_row"), var("left_row")
 
-    def left_edge(body) -> list:
+    def left_edge(body: list[Op]) -> list[Op]:
         """The blocks at a window's left edge, which test the mask once more."""
         return [Loop("j", var("n_left"), body)] if local else []
 
@@ -181,24 +185,24 @@ def roles(
         spill_p = [] if t.mma_pv_is_rs else [Exchange("P", rows * bc * 2, 0)]
         p_operand = p if t.mma_pv_is_rs else replace(p, name="P_smem")
 
-        def convert_p() -> list:
+        def convert_p() -> list[Op]:
             return [Compute("convert", p_operand, (s,), rows, bc), *spill_p]
 
         def rescale() -> Compute:
             return Compute("rescale", o, (o, v["alpha"]), rows, dv)
 
-        def hide(col) -> Compute:
+        def hide(col: Index) -> Compute:
             return mask_op(s, problem, row0, col, group, sinks=True)
 
         modelled = [*_softmax(s, v, scale), *convert_p(), rescale()]
         beyond = Instructions("softmax", residual_instructions(modelled, mix, rows * bc))
 
-        def step(col, is_masked: bool) -> list:
+        def step(col: Index, is_masked: bool) -> list[Op]:
             mask = [*softcap_ops(s, problem), *([hide(col)] if is_masked else [])]
             first = [rescale()] if t.rescale_o_before_gemm else []
             last = [] if t.rescale_o_before_gemm else [rescale()]
-            issue_s = [Consume(k_pipe), Matmul(s, q, k_pipe, transpose_b=True, token="S")]
-            issue_o = [Consume(v_pipe), Matmul(o, p_operand, v_pipe, accumulate=True, token="O")]
+            issue_s: list[Op] = [Consume(k_pipe), Matmul(s, q, k_pipe, transpose_b=True, token="S")]
+            issue_o: list[Op] = [Consume(v_pipe), Matmul(o, p_operand, v_pipe, accumulate=True, token="O")]
             if not t.intra_wg_overlap:
                 return [
                     issue_s[0],

@@ -7,6 +7,7 @@ dQ and dK under each other's tail. dQ leaves by SMEM and a bulk reduce-add in fp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from algorithms.backward_walks import shift_index
@@ -27,6 +28,7 @@ from simulator.program import (
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Release,
     Role,
@@ -87,7 +89,7 @@ def _mask(s: Buffer, problem: AttentionProblem, transposed: bool, row: Index, ke
     return Compute(fn, s, (s,), s.rows, s.cols, params)
 
 
-def _row_loops(t: BackwardTile, body) -> list:
+def _row_loops(t: BackwardTile, body: Callable[[Index, int], list[Op]]) -> list[Op]:
     """The walk over query blocks: two at a time where P and dS have two buffers, ``body(row, buffer)`` each."""
     i = var("i")
     if t.pds_stages == 1:
@@ -154,7 +156,7 @@ def _warpgroup(
     else:
         dq, dq_part = Buffer("dQ", bm, d), View(dq_smem)
 
-    def body(row: Index, stage: int) -> list:
+    def body(row: Index, stage: int) -> list[Op]:
         p_smem, ds_smem = (Buffer(f"{n}_smem{stage}", *smem_shape, dtype, "smem") for n in ("P", "dS"))
 
         def own_part(buffer: Buffer) -> View:
@@ -181,11 +183,11 @@ def _warpgroup(
             to_dq = Matmul(dq, ds_smem, columns, transpose_a=g.transposed, token="dQ")
 
         shared = not t.p_in_registers
-        write_p = [Compute("copy", own_part(p_smem), (p,), p.rows, p.cols), Exchange("P", part_bytes, 0)]
+        write_p: list[Op] = [Compute("copy", own_part(p_smem), (p,), p.rows, p.cols), Exchange("P", part_bytes, 0)]
         single = t.pds_stages == 1
         meet = Barrier("PdS", GROUPS)
         publish = "relabel_transposed" if g.dq == "head_dim_swapped" else "copy"
-        hand_over = [
+        hand_over: list[Op] = [
             Wait(f"dq_empty{index}"),
             Compute(publish, dq_part, (dq,), dq.rows, dq.cols),
             Exchange("dQ", dq.rows * dq.cols * 4, 0),
@@ -193,10 +195,19 @@ def _warpgroup(
         ]
         to_dk = keys_product(dk, ds, ds_smem, q, "dK")
         if makes_dq:
-            tail = [to_dq, Await("dV"), Release(do), Release(pipes["D"]), to_dk, Await("dQ"), *hand_over, Await("dK")]
+            tail: list[Op] = [
+                to_dq,
+                Await("dV"),
+                Release(do),
+                Release(pipes["D"]),
+                to_dk,
+                Await("dQ"),
+                *hand_over,
+                Await("dK"),
+            ]
         else:
             tail = [to_dk, Await("dV"), Release(do), Release(pipes["D"]), Await("dK")]
-        ops = [
+        ops: list[Op] = [
             Consume(q),
             Consume(pipes["LSE"]),
             scores[0],
@@ -241,12 +252,20 @@ def _warpgroup(
     )
 
 
-def _epilogue(index, problem, t: BackwardTile, tensors, results: dict[str, Buffer], g: Gemms, scale: float) -> list:
+def _epilogue(
+    index: int,
+    problem: AttentionProblem,
+    t: BackwardTile,
+    tensors: dict[str, Tensor],
+    results: dict[str, Buffer],
+    g: Gemms,
+    scale: float,
+) -> list[Op]:
     """dV, then dK, through the SMEM of V and K: 16-bit by TMA, or (GQA) reduced in fp32 into the KV head's buffer."""
     keys, half = t.tile_n // GROUPS, t.padded_head_dim // GROUPS
     grouped = problem.group > 1
     dtype = "fp32" if grouped else problem.dtype
-    ops: list = []
+    ops: list[Op] = []
     for name, buffer in results.items():
         if g.dkv == "head_dim":
             rows, cols, row, col = t.tile_n, half, var("key0"), index * half
@@ -277,8 +296,8 @@ def _dq_writer(t: BackwardTile, tensors: dict[str, Tensor], acc_shift: Index) ->
     smem = Buffer("dQ_smem", t.tile_m, t.padded_head_dim, "fp32", "smem")
     chunks = 1 if g.dq == "one" else GROUPS
 
-    def body(row: Index, _stage: int) -> list:
-        ops = []
+    def body(row: Index, _stage: int) -> list[Op]:
+        ops: list[Op] = []
         for i in range(chunks):
             if g.dq == "rows":
                 rows, cols, r0, c0 = t.tile_m // chunks, t.padded_head_dim, i * (t.tile_m // chunks), 0
@@ -301,15 +320,15 @@ def _loader(t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe],
     bm, bn, d = t.tile_m, t.tile_n, t.padded_head_dim
     head = var("q_head")
 
-    def body(row: Index, _stage: int) -> list:
-        ops = []
+    def body(row: Index, _stage: int) -> list[Op]:
+        ops: list[Op] = []
         for pipe, tensor, cols in (("q", "Q", d), ("LSE", "LSE_log2", 1), ("dO", "dO", d), ("D", "D", 1)):
             first = row + acc_shift if cols == 1 else row
             place = tile(tensors[tensor], head, first, bm, 0, cols)
             ops += [Acquire(pipes[pipe]), Load(place, pipes[pipe], via="tma")]
         return ops
 
-    once = []
+    once: list[Op] = []
     for pipe, tensor in (("k", "K"), ("v", "V")):
         place = tile(tensors[tensor], var("kv_head"), var("key0"), bn, 0, d)
         once += [Acquire(pipes[pipe]), Load(place, pipes[pipe], via="tma")]

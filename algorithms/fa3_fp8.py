@@ -11,7 +11,9 @@ Not in the numbers: the tensor core's own rounding of fp8 products (about 14 bit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from algorithms.common import fill
 from algorithms.kernel_tables import Fa3Tile
@@ -23,6 +25,7 @@ from simulator.program import (
     Exchange,
     Load,
     Loop,
+    Op,
     Pipe,
     Release,
     Role,
@@ -39,9 +42,9 @@ MAX_OFFSET = 8
 TILE_OPS["byte_permute"] = TileOp(lambda a, p: a[0], {"alu": 0.25})
 
 
-def _with_pipe(op, pipe: Pipe):
+def _with_pipe(op: Op, pipe: Pipe) -> Op:
     """``op`` with ``pipe`` in place of the one of that name."""
-    changes: dict[str, Pipe | View] = {}
+    changes: dict[str, Any] = {}
     for f in fields(op):
         value = getattr(op, f.name)
         if isinstance(value, Pipe) and value.name == pipe.name:
@@ -51,8 +54,8 @@ def _with_pipe(op, pipe: Pipe):
     return replace(op, **changes) if changes else op
 
 
-def _map(ops, change) -> tuple:
-    out: list = []
+def _map(ops: Iterable[Op], change: Callable[[Op], Iterable[Op]]) -> tuple[Op, ...]:
+    out: list[Op] = []
     for op in ops:
         if isinstance(op, Loop):
             out.append(replace(op, body=_map(op.body, change)))
@@ -81,17 +84,19 @@ def _loader(loader: Role, v_pipe: Pipe, groups: int) -> Role:
         if isinstance(op, Load) and op.source.tensor.name == "V"
     )  # fmt: skip
 
-    def is_v(op) -> bool:
+    def is_v(op: Op) -> bool:
         return (isinstance(op, Acquire) and op.pipe.name == "v") or (
             isinstance(op, Load) and op.source.tensor.name == "V"
         )
 
-    def with_v(ops) -> list:
+    def with_v(ops: Sequence[Op]) -> list[Op]:
         """``ops`` with V's own copies replaced by copies of the blocks that K's copies fetch."""
-        out: list = []
+        out: list[Op] = []
         for i, op in enumerate(ops):
             if isinstance(op, Acquire) and op.pipe.name == "k":
-                source = replace(any_v.source, row=ops[i + 1].source.row)
+                copy = ops[i + 1]
+                assert isinstance(copy, Load), "a slot is acquired for the copy that follows"
+                source = replace(any_v.source, row=copy.source.row)
                 out += [Acquire(v_pipe), replace(any_v, source=source, into=v_pipe)]
             if not is_v(op):
                 out.append(op)
@@ -113,7 +118,7 @@ def adapt(roles: tuple[Role, ...], t: Fa3Tile, softmax_scale: float) -> tuple[Ro
     groups = len(consumers)
 
     def consumer(index: int, role: Role) -> Role:
-        def change(op) -> list:
+        def change(op: Op) -> list[Op]:
             op = _with_pipe(op, v_pipe)
             if isinstance(op, Consume) and op.pipe.name == "v":
                 return [Wait(f"v_ready{index}"), op]
@@ -124,13 +129,13 @@ def adapt(roles: tuple[Role, ...], t: Fa3Tile, softmax_scale: float) -> tuple[Ro
     return (_loader(loader, v_pipe, groups), *(consumer(i, role) for i, role in enumerate(consumers)))
 
 
-def _offset_exponent(op, softmax_scale: float) -> list:
+def _offset_exponent(op: Op, softmax_scale: float) -> list[Op]:
     """exp and LSE relative to a maximum lowered by MAX_OFFSET powers of two: P and its sum are 2^8 as large."""
     if not isinstance(op, Compute):
         return [op]
-    rows = op.out.rows
+    rows = op.rows
     lowered, offset = Buffer("m_lowered", rows), Buffer("m_offset", rows)
-    if op.fn == "fill" and op.out.name == "m":
+    if op.fn == "fill" and isinstance(op.out, Buffer) and op.out.name == "m":
         return [op, fill(offset, -MAX_OFFSET * math.log(2) / softmax_scale)]
     if op.fn == "row_max":
         return [op, Compute("add", lowered, (op.out, offset), rows, 1)]

@@ -9,6 +9,7 @@ Used by the numbers reading only: :func:`fp8_error` runs the tile program of :mo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from simulator.numbers import run_program
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.program import Await, Buffer, Compute, Kernel, Load, Loop, Program, Role, Tensor, tile, var
+from simulator.program import Await, Buffer, Compute, Index, Kernel, Load, Loop, Op, Program, Role, Tensor, tile, var
 from simulator.reference import attention
 from simulator.tile_ops import TILE_OPS, TileOp, round_to
 
@@ -49,21 +50,25 @@ def rotation(size: int, seed: int) -> np.ndarray:
     while len(h) < size:
         h = np.block([[h, h], [h, -h]])
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
-    return signs[:, None] * h / np.sqrt(size)
+    return np.asarray(signs[:, None] * h / np.sqrt(size))
 
 
-def _scaled_role(role: Role, rows: list, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor) -> Role:
+def _scaled_role(role: Role, rows: list[Index], q_scale: Tensor, k_scale: Tensor, v_scale: Tensor) -> Role:
     """A consumer that multiplies S by its block's scales once it exists, and P by V's before it is rounded.
 
     ``rows``: the first key of the block that the ops outside loops, then each loop, work on.
     """
-    block_rows = next(op.rows for op in role.ops if isinstance(op, Compute) and op.fn == "fill" and op.out.name == "m")
+    block_rows = next(
+        op.rows
+        for op in role.ops
+        if isinstance(op, Compute) and op.fn == "fill" and isinstance(op.out, Buffer) and op.out.name == "m"
+    )
     index = int(role.name.removeprefix("warpgroup"))
     of_q = Buffer("q_scale", block_rows)
     of_k, of_v = Buffer("k_scale", 1), Buffer("v_scale", 1)
 
-    def change(ops, row) -> list:
-        out: list = []
+    def change(ops: Iterable[Op], row: Index) -> list[Op]:
+        out: list[Op] = []
         for op in ops:
             out.append(op)
             if isinstance(op, Await) and op.token == "S":
@@ -75,19 +80,20 @@ def _scaled_role(role: Role, rows: list, q_scale: Tensor, k_scale: Tensor, v_sca
                     Compute("descale", s, (s, of_k), block_rows, tile_n),
                 ]
             if isinstance(op, Compute) and op.fn == "accumulate_sum":
-                s = op.args[2]
-                out.append(Compute("descale", s, (s, of_v), s.rows, s.cols))
+                weights = op.args[2]
+                assert isinstance(weights, Buffer)
+                out.append(Compute("descale", weights, (weights, of_v), weights.rows, weights.cols))
         return out
 
     tile_n = next(
-        op.out.cols for loop in role.ops if isinstance(loop, Loop) for op in loop.body
+        op.cols for loop in role.ops if isinstance(loop, Loop) for op in loop.body
         if isinstance(op, Compute) and op.fn == "exp"
     )  # fmt: skip
     load_q = Load(tile(q_scale, var("q_head"), var("row0") + index * block_rows, block_rows), of_q, via="ld")
     outside = rows[0]
     loops = iter(rows[1:])
-    ops: list = [load_q]
-    straight: list = []
+    ops: list[Op] = [load_q]
+    straight: list[Op] = []
     for op in role.ops:
         if isinstance(op, Loop):
             ops += change(straight, outside)
@@ -108,7 +114,7 @@ def with_scales(program: Program) -> Program:
     def adapt(kernel: Kernel) -> Kernel:
         loader, *consumers = kernel.roles
 
-        def key_row(ops):
+        def key_row(ops: Iterable[Op]) -> Index:
             return next(op.source.row for op in ops if isinstance(op, Load) and op.source.tensor.name == "K")
 
         rows = [key_row(loader.ops), *(key_row(op.body) for op in loader.ops if isinstance(op, Loop))]

@@ -163,7 +163,9 @@ def fa3_paged_by_tma(*, page_size: int, seqlen_q: int, group: int, tile_m: int, 
     return page_size % tile_n == 0 and seqlen_q * group > tile_m
 
 
-def fa3_dynamic_splits(*, row_blocks_and_key_blocks: list[tuple[int, int]], heads: int, num_sms: int, static: int):
+def fa3_dynamic_splits(
+    *, row_blocks_and_key_blocks: list[tuple[int, int]], heads: int, num_sms: int, static: int
+) -> list[int]:
     """Splits of each sequence, as FA3's prepare kernel sets them on the device when lengths vary.
 
     ``row_blocks_and_key_blocks``: per sequence, (row blocks, key blocks of its real length); ``heads``: KV heads when

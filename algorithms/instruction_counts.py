@@ -157,9 +157,12 @@ def fa2_forward_counts(head_dim: int, split: bool = False) -> TileCounts:
     if head_dim in (96, 192):
         low, high = _FA2_FORWARD[128], _FA2_FORWARD[256]
         t = (head_dim - 128) / 128
+        between = {
+            n: getattr(low.mix, n) + t * (getattr(high.mix, n) - getattr(low.mix, n))
+            for n in ("issue", "fma", "alu", "xu", "lsu", "tensor")
+        }
         mix = InstructionMix(
-            *(getattr(low.mix, n) + t * (getattr(high.mix, n) - getattr(low.mix, n))
-              for n in ("issue", "fma", "alu", "xu", "lsu", "tensor")),
+            **between,
             source=f"{COUNTED_ON}; on the line through head dims 128 and 256",
         )  # fmt: skip
         wavefronts, around = (

@@ -145,7 +145,7 @@ def fa2_splitkv_tile(
     padded = round_head_dim(head_dim, FA2_HEAD_DIMS, "FlashAttention-2 split-KV")
     if num_splits > 1:
         tile_n = 256 if padded <= 64 else 128 if padded <= 128 else 64
-        grid_order = FA2_SPLIT_GRID
+        grid_order: tuple[str, ...] = FA2_SPLIT_GRID
     else:
         tile_n = 128 if padded <= 64 else 64
         grid_order = FA2_FORWARD_GRID

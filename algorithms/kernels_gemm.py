@@ -81,7 +81,9 @@ def _hopper(
     )  # fmt: skip
 
 
-def _multistage(name: str, rows: int, columns: int, k: int, stages: int, threads: int, regs: int, ctas: int, src: str):
+def _multistage(
+    name: str, rows: int, columns: int, k: int, stages: int, threads: int, regs: int, ctas: int, src: str
+) -> GemmKernel:
     """A pre-Hopper kernel: every warp loads with cp.async and computes with mma.sync."""
     return GemmKernel(
         name, rows, columns, k, stages, threads, 0, regs, 2 * stages * k * (rows + columns), ctas, 1, 1, False, False,
@@ -148,7 +150,9 @@ def _hopper_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: 
     return _hopper(name, tile_rows, tile_columns, stages, min(smem, 231_000), cluster)
 
 
-def _narrow(name: str, rows: int, columns: int, k: int, stages: int, threads: int, regs: int, ctas: int, pays):
+def _narrow(
+    name: str, rows: int, columns: int, k: int, stages: int, threads: int, regs: int, ctas: int, pays: NarrowAccess
+) -> GemmKernel:
     source = "seen: PyTorch 2.11, H200, torch.profiler: cutlass_75_tensorop_*_align1, cutlass_80_tensorop_*_align2"
     kernel = _multistage(name, rows, columns, k, stages, threads, regs, ctas, source)
     return replace(kernel, kind="measured", narrow=pays)

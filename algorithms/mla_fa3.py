@@ -8,6 +8,7 @@ Source: flash-attention hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp (0251105a), Has
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from algorithms.common import fill, mask_op, row_vectors
@@ -22,9 +23,11 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Index,
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Release,
     Role,
@@ -55,7 +58,12 @@ def smem_bytes(t: Fa3Tile) -> int:
 
 
 def roles(
-    problem: AttentionProblem, t: Fa3Tile, tensors: dict[str, Tensor], group: int, o_tile, lse_tile
+    problem: AttentionProblem,
+    t: Fa3Tile,
+    tensors: dict[str, Tensor],
+    group: int,
+    o_tile: Callable[[Index, int], Tile],
+    lse_tile: Callable[[Index, int], Tile],
 ) -> tuple[Role, ...]:
     """Loader and the two consumer warpgroups; ``o_tile``/``lse_tile`` as in :func:`algorithms.fa3.roles`."""
     rows, bc, dtype, half = t.tile_m, t.tile_n, problem.dtype, LATENT // 2
@@ -68,7 +76,7 @@ def roles(
     p_smem, alpha_smem = Buffer("P_smem", rows, bc, dtype, "smem"), Buffer("alpha_smem", rows, space="smem")
     l_smem = Buffer("l_smem", rows, space="smem")
 
-    def fetch(first_row: str) -> list:
+    def fetch(first_row: str) -> list[Op]:
         row, head = var(first_row) - j * bc, var("kv_head")
         return [
             Acquire(k_pipe),
@@ -77,7 +85,7 @@ def roles(
             Load(tile(cache, head, row, bc, 0, LATENT), v_pipe, via="tma"),
         ]
 
-    def loops(body) -> list:
+    def loops(body: Callable[[str, bool], list[Op]]) -> list[Op]:
         return [
             Loop("j", var("n_masked"), body("masked_row", True)),
             Loop("j", var("n_full"), body("full_row", False)),
@@ -93,7 +101,7 @@ def roles(
         whole = o_tile(row0, rows)
         return replace(whole, col=whole.col + index * half, cols=half)
 
-    def first_step(first_row: str, is_masked: bool) -> list:
+    def first_step(first_row: str, is_masked: bool) -> list[Op]:
         s, p, o = Buffer("S", rows, bc), Buffer("P", rows, bc, dtype), Buffer("O", rows, half)
         col = var(first_row) - j * bc
         return [
@@ -121,7 +129,7 @@ def roles(
             Release(v_pipe),
         ]
 
-    def second_step(_first_row: str, _is_masked: bool) -> list:
+    def second_step(_first_row: str, _is_masked: bool) -> list[Op]:
         o = Buffer("O", rows, half)
         return [
             Consume(v_pipe),

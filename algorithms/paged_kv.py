@@ -9,13 +9,14 @@ The numbers reading sees logical rows: the table changes where bytes lie, not wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from algorithms.common import ceil_div
 from simulator.problem import DTYPE_BYTES, AttentionProblem
-from simulator.program import Acquire, Await, Buffer, Compute, Index, Load, Loop, Role, Tensor, tile, var
+from simulator.program import Acquire, Await, Buffer, Compute, Index, Load, Loop, Op, Role, Tensor, tile, var
 from simulator.tile_ops import TILE_OPS, TileOp
 
 #: Entries of one cache line of the table.
@@ -65,21 +66,23 @@ class PagedCache:
         source = tile(self.table, var("batch"), self._entry(row), entries.rows)
         return Load(source, entries, token="pages", via="ld")
 
-    def _addresses(self, load: Load, entries: Buffer) -> list:
+    def _addresses(self, load: Load, entries: Buffer) -> list[Op]:
         if not self.gather:
             return []
         pieces = load.source.cols * DTYPE_BYTES[load.source.tensor.dtype] // _COPY_BYTES
         return [Compute("gather_address", entries, (entries,), self.tile_n, pieces)]
 
-    def _read_through(self, ops) -> tuple:
+    def _read_through(self, ops: Sequence[Op]) -> tuple[Op, ...]:
         """K's table entries are requested before its slot is awaited and used after; V reuses them."""
         entries = Buffer("pages", max(1, ceil_div(self.tile_n, self.page_size)), dtype="int32")
-        out: list = []
+        out: list[Op] = []
         for i, op in enumerate(ops):
             if isinstance(op, Loop):
                 out.append(replace(op, body=self._read_through(op.body)))
             elif isinstance(op, Acquire) and op.pipe.name == "k":
-                out += [self._load_entries(ops[i + 1].source.row, entries), op, Await("pages")]
+                copy = ops[i + 1]
+                assert isinstance(copy, Load), "a slot is acquired for the copy that follows"
+                out += [self._load_entries(copy.source.row, entries), op, Await("pages")]
             elif isinstance(op, Load) and op.source.tensor.name in ("K", "V"):
                 out += [*self._addresses(op, entries), replace(op, via="cp_async") if self.gather else op]
             else:

@@ -22,6 +22,7 @@ from algorithms.common import (
     fastest_path,
 )
 from algorithms.kernel_tables import gemm_kernel, softmax_forward_kernel, strided_copy_kernel
+from algorithms.kernels_gemm import GemmKernel
 from algorithms.passes import build_passes
 from algorithms.standard_gemm import Product, batched_gemm, memset
 from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_tensor
@@ -135,7 +136,7 @@ def gemm(name: str, role: str, product: Product, problem: AttentionProblem, gpu:
     return kernels
 
 
-def _fewer_stages(g, gpu: Profile):
+def _fewer_stages(g: GemmKernel, gpu: Profile) -> GemmKernel:
     """``g`` with as many stages as ``gpu``'s SMEM holds (imagined GPUs only: every real one holds all)."""
     per_stage = 2 * g.tile_k * (g.tile_rows + g.tile_columns)
     stages = min(g.stages, gpu.smem_bytes_per_cta_max // per_stage)
@@ -222,8 +223,9 @@ def build_forward(
 ) -> Program:
     """The forward pass; ``keep_weights`` leaves P (and what dropout made) among the outputs, as autograd does."""
     t = io_tensors(problem)
-    if problem.mask is not None:
-        t["mask"] = mask_tensor(problem)
+    mask = mask_tensor(problem)
+    if mask is not None:
+        t["mask"] = mask
     kernels, live, kept = forward_kernels(problem, gpu, t, CALLS[implementation])
     return Program(
         "standard",

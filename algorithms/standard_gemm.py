@@ -16,11 +16,13 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
+    Index,
     Instructions,
     Kernel,
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Release,
     Role,
@@ -50,7 +52,7 @@ class Product:
     scale: float = 1.0
 
 
-def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row, col) -> tuple:
+def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row: Index, col: Index) -> tuple[Op, ...]:
     head, k = var("q_head"), var("k") * g.tile_k
     b_head = head if p.b.heads == p.c.heads else var("kv_head")
     via = "cp_async" if g.consumer_warpgroups == 0 else "tma"
@@ -78,7 +80,9 @@ def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row, col) -> 
     )
 
 
-def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a_pipe: Pipe, b_pipe: Pipe, row, col):
+def _consumer(
+    p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a_pipe: Pipe, b_pipe: Pipe, row: Index, col: Index
+) -> tuple[Op, ...]:
     """One warpgroup (or four warps): its rows, or columns, of the C tile."""
     rows = g.tile_rows // sets if by_rows else g.tile_rows
     cols = g.tile_columns if by_rows else g.tile_columns // sets
@@ -120,7 +124,7 @@ def _consumer(p: Product, g: GemmKernel, index: int, sets: int, by_rows: bool, a
     )
 
 
-def _narrow_access(g: GemmKernel, loaded: int, written: int) -> tuple[list, list]:
+def _narrow_access(g: GemmKernel, loaded: int, written: int) -> tuple[list[Op], list[Op]]:
     """What ``loaded`` elements of A and B and ``written`` ones of C cost a kernel that moves them by 2 or 4 bytes."""
     if g.narrow is None:
         return [], []

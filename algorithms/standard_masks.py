@@ -10,7 +10,9 @@ Dropout reads P and writes P with elements dropped and the others scaled up, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from algorithms.kernel_tables import ElementwiseKernel, contiguous_elementwise_k
 from algorithms.standard_rows import elementwise
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
-from simulator.program import Buffer, Compute, Kernel, Store, Tensor, View, as_index, var
+from simulator.program import Buffer, Compute, Index, Kernel, Store, Tensor, View, as_index, var
 from simulator.tile_ops import TILE_OPS, TileOp
 
 MASKS = ("additive", "bool", "padding")
@@ -27,11 +29,11 @@ MASKS = ("additive", "bool", "padding")
 MASK_BLOCK_ROWS = 128
 
 
-def _positions(scores: np.ndarray, p) -> np.ndarray:
+def _positions(scores: np.ndarray, p: Mapping[str, Any]) -> np.ndarray:
     return TILE_OPS["mask"].compute((scores,), p)
 
 
-def _keep(args, p) -> np.ndarray:
+def _keep(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     ones = np.ones_like(args[0])
     return TILE_OPS["dropout"].compute((ones,), p)
 
@@ -74,7 +76,7 @@ def apply_mask(s: Tensor, mask: Tensor, out: Tensor, problem: AttentionProblem) 
     k = mask_add_kernel(s.heads, s.rows, s.cols, p.dtype)
     left, right = p.sides
 
-    def params(row, col) -> tuple:
+    def params(row: Index | int, col: Index | int) -> tuple[tuple[str, Any], ...]:
         return (
             ("additive", int(p.mask is not None)),
             ("row", as_index(row)),

@@ -8,16 +8,20 @@ carried by :func:`beyond`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import fsum
+from typing import Any
+
+import numpy as np
 
 from algorithms.instruction_counts import InstructionMix
-from simulator.program import Compute, Instructions
+from simulator.program import Compute, Instructions, Op
 from simulator.tile_ops import TILE_OPS, TileOp, work_of
 
 _mask = TILE_OPS["mask"].compute
 
 
-def _mask_add(args, p):
+def _mask_add(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     """S + mask. A causal mask's content is known, so it is applied, not read; an additive one is added."""
     return _mask((args[0] + args[1] if p["additive"] else args[0],), p)
 
@@ -32,7 +36,7 @@ TILE_OPS.update(
 
 
 def beyond(
-    name: str, ops: list, mix: InstructionMix, elements: int, parts: int = 1, threads: float = 0.0
+    name: str, ops: list[Op], mix: InstructionMix, elements: int, parts: int = 1, threads: float = 0.0
 ) -> list[Instructions]:
     """``parts`` equal shares of what ``mix`` counts for ``elements`` and ``threads`` (of each row) beyond the
     :class:`Compute` operations ``ops``."""

@@ -6,9 +6,10 @@ so many (512 elements each) that those of a few rows are taken together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from simulator.program import (
     Kernel,
     Load,
     Loop,
+    Op,
     Role,
     Store,
     Tensor,
@@ -56,7 +58,15 @@ def row_coordinates(heads: int, rows: int, rows_per_cta: int) -> dict[str, np.nd
 
 
 def _row_kernel(
-    name: str, k: RowKernel, ops, heads: int, rows: int, gpu: Profile, dtype: str, chunks: int, mix: InstructionMix
+    name: str,
+    k: RowKernel,
+    ops: Sequence[Op],
+    heads: int,
+    rows: int,
+    gpu: Profile,
+    dtype: str,
+    chunks: int,
+    mix: InstructionMix,
 ) -> Kernel:
     coords = row_coordinates(heads, rows, k.rows_per_cta)
     passes = PASSES if chunks else ()
@@ -88,7 +98,7 @@ def _at_most_ctas(k: RowKernel, rows: int) -> RowKernel:
     return replace(k, rows_per_cta=k.rows_per_cta * ceil_div(rows, k.rows_per_cta * MOST_CTAS))
 
 
-def _reduction(k: RowKernel) -> list:
+def _reduction(k: RowKernel) -> list[Op]:
     """A block-wide reduction: warps meet twice around a table of one value each."""
     if not k.block_reductions:
         return []
@@ -100,7 +110,7 @@ def _threads(k: RowKernel) -> int:
     return 32 if k.kind == "warp" else k.threads
 
 
-def _batches(k: RowKernel, cols: int, loads: Callable[[int, int], list]) -> list:
+def _batches(k: RowKernel, cols: int, loads: Callable[[int, int], list[Op]]) -> list[Op]:
     """``loads(col, width)`` over a row: the columns in flight at once, and when they have come the next ones."""
     return [
         op
@@ -123,7 +133,7 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
     def at(tensor: Tensor, col: Index | int, width: int) -> Tile:
         return tile(tensor, head, row, rows, col, width)
 
-    def output(s: Buffer, col, width: int, exponential: bool) -> list:
+    def output(s: Buffer, col: Index | int, width: int, exponential: bool) -> list[Op]:
         p = Buffer(f"P{width}", rows, width, dtype)
         return [
             *([Compute("exp", s, (s, m), rows, width)] if exponential else []),
@@ -153,9 +163,9 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
     chunk = k.columns_in_flight
     whole, rest = divmod(cols, chunk)
 
-    def passes(s: Buffer, col, width: int) -> list[list]:
+    def passes(s: Buffer, col: Index | int, width: int) -> list[list[Op]]:
         """The body of each pass for columns ``col .. col + width``."""
-        bodies = [
+        bodies: list[list[Op]] = [
             [Compute("row_max", m, (s, m), rows, width)],
             [Compute("exp", s, (s, m), rows, width), Compute("accumulate_sum", total, (total, one, s), rows, width)],
             output(s, col, width, True),
@@ -186,10 +196,10 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
     def load(tensor: Tensor, buffer: Buffer, col: int, width: int, token: str | None = None) -> Load:
         return Load(tile(tensor, head, row, rows, col, width), View(buffer, 0, None, col, width), token)
 
-    def load_both(col: int, width: int) -> list:
+    def load_both(col: int, width: int) -> list[Op]:
         return [load(p_in, p, col, width, "P"), load(dpp, g, col, width)]
 
-    def load_product(col: int, width: int) -> list:
+    def load_product(col: int, width: int) -> list[Op]:
         return [load(dpp, g, col, width)]
 
     first, second = (load_product, load_both) if read_twice else (load_both, None)
@@ -225,7 +235,7 @@ def elementwise(
     out: Tensor,
     k: ElementwiseKernel,
     heads: int | None = None,
-    params: Callable[[Index, Index], tuple] | None = None,
+    params: Callable[[Index | int, Index | int], tuple[tuple[str, Any], ...]] | None = None,
 ) -> list[Kernel]:
     """``out = op(reads)`` element by element. ``reads`` pairs each tensor with the coordinate of its head
     (``""``: one matrix for all heads); a tensor of one row gives it to every row. ``params(row, col)`` are the
@@ -242,7 +252,7 @@ def elementwise(
     mix = elementwise_mix("vectorised" if k.vectorised else "broadcast_add" if len(reads) > 1 else "strided_copy")
     # what is not vectorised walks its elements one after another, a load and a store each
     step = width if k.vectorised else ceil_div(width, k.elements_per_thread)
-    body: list = []
+    body: list[Op] = []
     for at in range(0, width, step):
         part, col = min(step, width - at), first_col + at
         buffers = [Buffer(f"in{n}_{part}", 1 if single else rows, part) for n, single in enumerate(one_row)]

@@ -22,7 +22,7 @@ from algorithms.decoding_common import metadata, rewrite_roles
 from algorithms.heuristics import KeyLoop, fa2_key_loop, fa3_key_loop, fa3_varlen_section_heads
 from algorithms.kernel_tables import Fa2Tile, Fa3Tile
 from simulator.problem import AttentionProblem
-from simulator.program import Compute, Kernel, Loop, Role, Tensor, Trip, var
+from simulator.program import Compute, Kernel, Loop, Op, Role, Tensor, Trip, var
 
 #: Sequences that one CTA of FA3's prepare kernel serves (31 a warp, 32 warps).
 _PREPARE_SEQUENCES_PER_CTA = 992
@@ -86,7 +86,7 @@ def _coordinates(
 def within_sequence(roles: tuple[Role, ...]) -> tuple[Role, ...]:
     """``roles`` with masks and dropout that count rows and keys from the beginning of their sequence."""
 
-    def change(op):
+    def change(op: Op) -> tuple[Op, ...]:
         if not isinstance(op, Compute) or not op.fn.startswith(("mask", "dropout")):
             return (op,)
         params: dict[str, Any] = dict(op.params)
@@ -135,7 +135,7 @@ def returns_at_once(roles: tuple[Role, ...]) -> tuple[Role, ...]:
     """FA2's ``roles`` with what stands outside the key loops done only by CTAs that have rows (``n_live``)."""
 
     def guard(role: Role) -> Role:
-        out: list = []
+        out: list[Op | list[Op]] = []
         for op in role.ops:
             if isinstance(op, Loop):
                 out.append(op)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from simulator.errors import InputError
+from simulator.errors import InputError, did_you_mean
 
 #: (command, module that registers it, what ``iosim --help`` says of it). The help never imports the modules.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
@@ -132,7 +132,11 @@ def main(arguments: list[str] | None = None) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             return _help_without_arguments(error)
         where = getattr(getattr(error, "ctx", None), "command_path", "iosim")
-        return _fail(f"{error.format_message()} (see '{where} --help')")
+        said = error.format_message()
+        if said.startswith("No such command"):
+            hint = did_you_mean(said.split("'")[1], [name for name, _, _ in COMMANDS])
+            said = f"{said} {hint}".rstrip()
+        return _fail(f"{said} (see '{where} --help')")
 
 
 def _help_without_arguments(error) -> int:

@@ -165,7 +165,7 @@ class _Prepared:
         key = (index.const, tuple(term for term in index.terms if term[0] not in zero))
         if key not in self._column_of:
             self._column_of[key] = len(self._columns)
-            self._columns.append(np.asarray(index.at(self.coords | dict.fromkeys(zero, 0)), np.int64))
+            self._columns.append(np.asarray(index.at({**self.coords, **dict.fromkeys(zero, 0)}), np.int64))
         return self._column_of[key]
 
     def _row(self, access: Access, l2: L2, longest: dict[str, int]) -> tuple[int, list[int]]:

@@ -88,7 +88,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     d, expected = diagnosis, diagnosis.expected
     low, high = d.interval
     tflops = three_digits(expected.flops / d.measured_us / 1e6)
-    console.print(f"[bold]Call[/]      {problem_text(expected.problem)}", highlight=False)
+    console.print(f"[bold]Call[/]      {escape(problem_text(expected.problem))}", highlight=False)
     console.print(f"[bold]Measured[/]  {time_text(d.measured_us)}, {tflops} TFLOP/s", highlight=False)
     kernel = f"{expected.algorithm}:{expected.implementation} on {expected.gpu}"
     where = "in it" if d.is_expected else "above it" if d.measured_us > high else "below it"
@@ -118,13 +118,14 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
 
 def _table(headings: tuple[str, ...], rows):
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 

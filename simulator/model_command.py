@@ -80,7 +80,7 @@ def model(
     from simulator.compare_command import check_files
 
     check_files(csv_file, json_file)
-    console = Console()
+    console = Console(markup=False)
     if published:
         _published(console, name, csv_file, json_file)
         return

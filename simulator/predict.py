@@ -7,6 +7,7 @@ empty, and the other rows are predicted all the same.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -140,7 +141,9 @@ def check_columns(names: list[str]) -> None:
     derived = {"batch", "seqlen_q"} if varlen else set()
     missing = [name for name in REQUIRED_COLUMNS if name not in names and name not in derived]
     if missing:
-        raise InputError(f"column '{missing[0]}': missing; a case needs {', '.join(REQUIRED_COLUMNS)}")
+        near = difflib.get_close_matches(missing[0], [n for n in names if n not in INPUT_COLUMNS], n=1, cutoff=0.6)
+        hint = f"is it '{near[0]}'? " if near else ""
+        raise InputError(f"column '{missing[0]}': missing; {hint}a case needs {', '.join(REQUIRED_COLUMNS)}")
 
 
 #: What the rows of a file share, in the order of :func:`predict_row`'s arguments.

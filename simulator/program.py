@@ -226,6 +226,7 @@ Op = (
     | Compute
     | Instructions
     | Exchange
+    | Fetch
     | Barrier
     | Wait
     | Signal

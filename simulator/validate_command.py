@@ -23,13 +23,20 @@ def register(app: typer.Typer) -> None:
         jobs: Annotated[int, typer.Option(help="processes")] = 1,
     ) -> None:
         """Errors of time, HBM bytes and SM-L2 reads against measurements: n, mean, median, p90, max, signed."""
+        import sys
+
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import Progress
 
         from simulator.atomic_write import write_text
         from simulator.calibrate_command import on_side, read_split
         from simulator.validation import compare_with, read_measurements, summarise
 
+        if plot is not None:
+            from simulator.plots.style import check_picture_path
+
+            check_picture_path(plot)
         frame = read_measurements(data)
         if split is not None and side != "all":
             frame = on_side(frame, read_split(split), side)
@@ -38,7 +45,7 @@ def register(app: typer.Typer) -> None:
         if "gpu" in frame and frame["gpu"].nunique() > 1 and "gpu" not in by.split(","):
             by = f"gpu,{by}"
         frame["pass"] = frame["pass"].replace("", "fwd")
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("predicting", total=len(frame))
             errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task))
         groups = [name for name in by.split(",") if name]
@@ -49,12 +56,14 @@ def register(app: typer.Typer) -> None:
                     console.print(_table(summarise(errors, column, groups), f"Error of {title}", groups))
                 if len(groups) > 1:
                     first = groups[:1]
-                    console.print(_table(summarise(errors, column, first), f"Error of {title}, by {groups[0]}", first))
+                    console.print(
+                        _table(summarise(errors, column, first), f"Error of {title}, by {escape(groups[0])}", first)
+                    )
                 console.print(_table(summarise(errors, column, []), f"Error of {title}, all rows", []))
         covered = errors["error"].fillna("") != ""
         if covered.any():
             first_error = errors["error"][covered].iloc[0]
-            console.print(f"{int(covered.sum())} rows could not be predicted; the first: {first_error}")
+            console.print(escape(f"{int(covered.sum())} rows could not be predicted; the first: {first_error}"))
         if csv is not None:
             write_text(csv, errors.to_csv(index=False))
         console.print(_remarks(errors))
@@ -92,10 +101,13 @@ def _remarks(errors) -> str:
 
 
 def _table(summary, title: str, groups):
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*groups, "n", "mean", "median", "p90", "max", "signed", title=title)
+    table = Table(*map(escape, groups), "n", "mean", "median", "p90", "max", "signed", title=title)
     for _, row in summary.iterrows():
         values = [f"{100 * row[c]:.1f} %" for c in ("mean", "median", "p90", "max")]
-        table.add_row(*(str(row[g]) for g in groups), str(int(row["n"])), *values, f"{100 * row['signed']:+.1f} %")
+        table.add_row(
+            *(escape(str(row[g])) for g in groups), str(int(row["n"])), *values, f"{100 * row['signed']:+.1f} %"
+        )
     return table

@@ -217,3 +217,33 @@ def test_devices_and_links_are_written_through(tmp_path):
     assert link.is_symlink() and target.read_text() == "new\n"
     with pytest.raises(InputError, match="cannot be written"):
         write_text("/dev/full", "more\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("compare --gpu h100_smx", "h100_sxm"),
+        ("compare --algorithm standrd", "standard"),
+        ("compare --algorithm fa2:torch_flsh --gpu h100_sxm", "torch_flash"),
+        ("compare --set l2_bites=x2", "l2_bytes"),
+        ("compare --framework vlm", "vllm"),
+        ("compare --dtype fp17", "fp16"),
+        ("compare --seqln 3", "--seqlen"),
+        ("comapre", "compare"),
+        ("dispatch --fact trainin=1", "training"),
+        ("sensitivity --parameters l2_bites", "l2_bytes"),
+        ("model gpt2-smal --gpu h100_sxm", "gpt2-small"),
+        ("gpus key.yaml", "num_sms"),
+        ("gpus base.yaml", "h100_sxm"),
+        ("sweep section.yaml -o out.csv", "algorithms"),
+        ("predict column.csv --gpu h100_sxm", "algoritm"),
+    ],
+)
+def test_a_near_miss_of_every_kind_of_name_gets_a_suggestion(tmp_path, monkeypatch, capsys, arguments, meant):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key.yaml").write_text(PROFILE.replace("num_sms", "num_smss"))
+    (tmp_path / "base.yaml").write_text(PROFILE.replace("h100_sxm", "h100_smx"))
+    (tmp_path / "section.yaml").write_text(SWEEP.replace("algorithms", "algoritms"))
+    (tmp_path / "column.csv").write_text(CASES.replace("algorithm", "algoritm"))
+    said = failure(capsys, *arguments.split())
+    assert f"did you mean '{meant}'" in said or f"is it '{meant}'" in said or "Possible options: --seqlen" in said
