@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -129,7 +130,7 @@ def by_sequence(op: Op, problem: AttentionProblem, seqlen_q: int) -> Op:
     ``seqlens_q`` its rows and shift those of the CTA's sequence (``q_offset``, ``shift``) instead of ``seqlen_q``'s."""
     if not (isinstance(op, Compute) and op.fn.startswith("mask")):
         return op
-    params = dict(op.params) | {"seqlen_k": var("seqlen_k"), "shift": var("seqlen_k") - seqlen_q}
+    params: dict[str, Any] = dict(op.params) | {"seqlen_k": var("seqlen_k"), "shift": var("seqlen_k") - seqlen_q}
     if problem.seqlens_q is not None:
         params |= {"shift": var("shift"), "row": params["row"] - var("q_offset")}
     return replace(op, params=tuple(params.items()))

@@ -119,10 +119,10 @@ def _ragged_turns(problem: AttentionProblem, s: Schedule, slots: int) -> tuple[n
     steps = blocks * np.array([ceil_div(ceil_div(queries, s.rows), s.slices) for queries, _ in p.sequences()])
     free = [(0, slot) for slot in range(min(slots, ctas))]
     runs: list[list[int]] = [[] for _ in free]
-    for cta in range(ctas):
-        at, slot = heapq.heappop(free)
-        runs[slot].append(cta)
-        heapq.heappush(free, (at + int(steps[cta % p.batch]) + 1, slot))
+    for number in range(ctas):
+        begin, slot = heapq.heappop(free)
+        runs[slot].append(number)
+        heapq.heappush(free, (begin + int(steps[number % p.batch]) + 1, slot))
     place = np.zeros(ctas, np.int64)
     slot_of = np.zeros(ctas, np.int64)
     for slot, run in enumerate(runs):

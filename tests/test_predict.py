@@ -84,6 +84,7 @@ def test_conditions_reach_simulate(calls):
         "timing": "graph",
         "clock_mhz": 1830.0,
         "hypothetical": False,
+        "tiles": None,
     }
 
 
