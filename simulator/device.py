@@ -318,8 +318,9 @@ def run_kernel(
     # what repeats cannot write back more than it writes; one unit also evicts what the ones before it left
     again[HBM_WRITE] = np.minimum(again[HBM_WRITE], again[SM_WRITE])
     l2.counters += unit_traffic + repeats * again
-    l2_busy, hbm_busy, slot_busy = busy[0] + (1 + repeats) * busy[1]
-    steps = repeats * np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])
+    l2_busy, hbm_busy, slot_busy = (busy[0] + (1 + repeats) * busy[1]).tolist()
+    unit_ticks = np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])
+    steps = (repeats * unit_ticks).tolist()
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
     last_cta = float(end) + steps[0]
     end = max(last_cta, l2_free + steps[1], hbm_free + steps[2])
@@ -345,7 +346,7 @@ def run_kernel(
         end / TICKS_PER_CYCLE,
         residents,
         kernel.ctas * kernel.ctas_each / slots,
-        waits,
+        {cause: float(share) for cause, share in waits.items()},
         l2_busy / replayed if end else 0.0,
         hbm_busy / replayed if end else 0.0,
         traffic,
