@@ -393,8 +393,11 @@ def _tile_ends(by_cta, items: int) -> tuple[tuple[float, ...], ...]:
         ends = []
         for runs in by_cta:
             marked = [run for run in runs if len(run.marks) == items]
-            if not marked or len({len(run.marks[item]) for run in marked}) > 1:
+            if not marked:
                 return ()
+            # a loader that peels an iteration off its loop is waited for by those that do not
+            most = max(len(run.marks[item]) for run in marked)
+            marked = [run for run in marked if len(run.marks[item]) == most]
             tails = [[m + run.item_ends[item] - run.marks[item][-1] for m in run.marks[item]] for run in marked]
             ends.append([max(column) for column in zip(*tails, strict=True)])
         rows.append(tuple(sum(column) / len(ends) / TICKS_PER_CYCLE for column in zip(*ends, strict=True)))

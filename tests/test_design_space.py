@@ -189,10 +189,17 @@ def test_the_check_finds_faults():
     [
         ("fa2", "64x224x1x1", {"seqlens": "9;3;211", "head_dim": 96}),
         ("fa2", None, {"seqlens": "93;2", "head_dim": 192, "pass": "bwd", "softcap": 30}),
+        (
+            "flash_decoding",
+            None,
+            {"batch": 2, "heads": 10, "kv_heads": 2, "seqlen_q": 1, "seqlen_k": 853}
+            | {"head_dim": 256, "dtype": "fp8", "page_size": 32},
+        ),
     ],
 )
-def test_ragged_calls_whose_keys_fit_one_tile_run(algorithm, tiles, case):
-    """Found among random designs: as many CTAs with rows as key iterations, and the former were taken for the loop."""
+def test_calls_whose_keys_fit_one_tile_run(algorithm, tiles, case):
+    """Found among random designs: as many CTAs with rows as key iterations, and the former were taken for the loop; a
+    loader of four warps that peels the only iteration of its loop."""
     cells = {"heads": 2, "kv_heads": 1, "causal": 1} | case
     settings = Settings({"h200_sxm": PROFILES["h200_sxm"]}, (), tiles, False, 5000)
     row = evaluate(Point(0, algorithm, "h200_sxm", (), tuple((k, str(v)) for k, v in cells.items())), settings)

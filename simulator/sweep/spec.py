@@ -14,7 +14,7 @@
       seqlen: {from: 512, to: 16384, scale: log, multiple: 64}
       head_dim: [64, 128]
     tiles: auto                        # default: the kernels' own
-    hypothetical: true                 # kernels whose instructions or tiles a GPU lacks run on what it has
+    hypothetical: true                 # kernels whose instructions a GPU lacks run on what it has
     event_budget: 40000                # events of one point's replay; more is slower and finer
 """
 
