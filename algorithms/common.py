@@ -55,10 +55,6 @@ _REASONS = {
     ("torch_eager", "", "varlen"): (
         "eager PyTorch has one length a call: use mask 'padding' (iosim compare shows it padded), or a row a sequence"
     ),
-    ("flash_attn_4_sm90", "", "head_dim_v"): (
-        "its backward tiles on Hopper are modelled with one head dim; FlashAttention-3's backward pads V and dO to "
-        "head_dim: give that as head_dim_v for its time, or use standard"
-    ),
 }
 
 

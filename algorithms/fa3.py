@@ -91,7 +91,7 @@ IMPLEMENTATIONS = {
         "fa3",
         frozenset({"wgmma", "tma"}),
         "flash-attention flash_attn/cute (0251105a): flash_bwd_sm90.py, interface.py",
-        features=frozenset({"deterministic", "window", "softcap", "varlen"}),
+        features=frozenset({"deterministic", "head_dim_v", "window", "softcap", "varlen"}),
         passes=("bwd", "fwd_bwd"),
     ),
     "cudnn_sm90": Implementation(

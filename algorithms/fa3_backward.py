@@ -106,6 +106,13 @@ def _main_kernel(
     )
 
 
+#: hopper/flash_api.cpp mha_bwd rounds both head dims to the larger one: its kernels have one.
+NARROW_V = (
+    "head_dim_v below head_dim: as in FlashAttention-3's own backward, V and dO fill tiles as wide as Q's; "
+    "a kernel with a width of its own for them would do fewer products"
+)
+
+
 def build_backward(
     problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool = False
 ) -> Program:
@@ -118,8 +125,14 @@ def build_backward(
         )
     if p.head_dim > 256 or p.head_dim % 8:
         raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes multiples of 8 up to 256")
+    if p.head_dim_v > p.head_dim:
+        raise UnsupportedError(
+            f"head_dim_v {p.head_dim_v} above head_dim {p.head_dim}: {impl.name}'s backward tiles are head_dim wide"
+        )
     grouped = p.group > 1
     notes = []
+    if p.head_dim_v < p.head_dim:
+        notes.append(NARROW_V)
     mix = None
     if impl.name == kernels_cudnn.NAME:
         if p.head_dim > 128:

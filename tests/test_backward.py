@@ -91,6 +91,34 @@ def test_gradients_equal_float64(algorithm, case):
     assert_exact(build_program(algorithm, problem(**CASES[case]), H200))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_dim": 192, "head_dim_v": 128, "causal": True},
+        {"head_dim": 192, "head_dim_v": 128, "pass_": "fwd_bwd", "seqlen_k": 90},
+        {"head_dim": 256, "head_dim_v": 64, "window": (40, 10)},
+    ],
+    ids=str,
+)
+def test_a_narrower_v_is_padded_in_tiles_and_not_in_memory(changes):
+    p = problem(**({"kv_heads": 1, "heads": 2, "seqlen_q": 150} | changes))
+    program = build_program("fa3", p, H200)
+    inputs = backward_inputs(p)
+    got = run_attention(program, inputs)
+    want = attention_gradients(p, *(inputs[name] for name in ("Q", "K", "V", "dO")))
+    for name in GRADIENTS:
+        assert np.abs(got[name] - want[name]).max() < TOLERANCE["bf16"] * np.abs(want[name]).max(), name
+    wide = build_program("fa3", p.with_(head_dim_v=p.head_dim, pass_="bwd"), H200)
+    alone = build_program("fa3", p.with_(pass_="bwd"), H200)
+    narrow, full = (executed_work(main_kernel(x))["matmul"] for x in (alone, wide))
+    assert narrow == full and alone.outputs["dV"].bytes * p.head_dim == wide.outputs["dV"].bytes * p.head_dim_v
+
+
+def test_a_wider_v_has_no_backward_kernel():
+    with pytest.raises(UnsupportedError, match="head_dim_v 128 above head_dim 64"):
+        build_program("fa3", problem(head_dim=64, head_dim_v=128), H200)
+
+
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_equal_lengths_cost_what_one_length_costs(algorithm, kv_heads):
