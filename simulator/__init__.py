@@ -4,6 +4,7 @@
 """
 
 from importlib import import_module
+from typing import Any
 
 _EXPORTS = {
     "simulate": "simulator.simulation",
@@ -17,7 +18,7 @@ _EXPORTS = {
 __all__ = sorted(_EXPORTS)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         value = getattr(import_module(_EXPORTS[name]), name)
         globals()[name] = value

@@ -5,12 +5,14 @@ Also the exact SM<->L2 byte counts of a kernel, which need no simulation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from simulator.problem import DTYPE_BYTES
-from simulator.program import Index, Kernel, Load, Loop, Role, Store, Tensor, Tile, var
+from simulator.program import Index, Kernel, Load, Loop, Op, Role, Store, Tensor, Tile, var
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Access:
 def _role_accesses(role: Role) -> list[Access]:
     found: list[Access] = []
 
-    def walk(ops, loops: tuple[Loop, ...], seen_loop: list[bool]) -> None:
+    def walk(ops: Iterable[Op], loops: tuple[Loop, ...], seen_loop: list[bool]) -> None:
         for op in ops:
             if isinstance(op, Loop):
                 walk(op.body, (*loops, op), [False])
@@ -51,12 +53,12 @@ def kernel_accesses(kernel: Kernel) -> list[Access]:
     return [access for role in kernel.roles for access in _role_accesses(role)]
 
 
-def index_values(index: Index, env) -> np.ndarray:
+def index_values(index: Index, env: dict[str, Any]) -> np.ndarray:
     """``index`` at ``env``: an int64 array over the CTAs, or a scalar where no coordinate enters."""
     return np.asarray(index.at(env), dtype=np.int64)
 
 
-def _clipped(start, size: int, limit: int) -> np.ndarray:
+def _clipped(start: np.ndarray, size: int, limit: int) -> np.ndarray:
     """Elements of ``start .. start+size`` that lie in ``0 .. limit``."""
     return np.clip(np.minimum(start + size, limit) - np.maximum(start, 0), 0, None)
 
@@ -68,14 +70,14 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
     env = dict(kernel.coords)
     n = kernel.ctas
 
-    def rectangle(env) -> np.ndarray:
+    def rectangle(env: dict[str, Any]) -> np.ndarray:
         rows = _clipped(index_values(place.row, env), place.rows, tensor.rows)
         cols = _clipped(index_values(place.col, env), place.cols, tensor.cols)
         head = index_values(place.head, env)
         inside = (head >= 0) & (head < tensor.heads)
         return np.broadcast_to(rows * cols * inside * size, (n,))
 
-    def repeat(loops: tuple[Loop, ...], env) -> np.ndarray:
+    def repeat(loops: tuple[Loop, ...], env: dict[str, Any]) -> np.ndarray:
         if not loops:
             return rectangle(env)
         loop, rest = loops[0], loops[1:]
@@ -90,7 +92,7 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
             total += np.where(i < count, repeat(rest, env | {loop.var: i}), 0)
         return total
 
-    def _contiguous(loop: Loop, count, env):
+    def _contiguous(loop: Loop, count: np.ndarray, env: dict[str, Any]) -> np.ndarray | None:
         """Adjacent tiles along rows or columns add up to one rectangle: no iteration needed."""
         coefficient = {axis: dict(getattr(place, axis).terms).get(loop.var, 0) for axis in ("row", "col", "head")}
         at0 = env | {loop.var: 0}
@@ -138,7 +140,7 @@ def written_tensors(kernel: Kernel) -> set[str]:
     return {a.tile.tensor.name for a in kernel_accesses(kernel) if a.is_write}
 
 
-def tensor_table(kernels) -> dict[str, Tensor]:
+def tensor_table(kernels: Iterable[Kernel]) -> dict[str, Tensor]:
     """Every tensor the kernels touch, by name, in order of first use."""
     table: dict[str, Tensor] = {}
     for kernel in kernels:

@@ -21,6 +21,7 @@ from simulator.errors import InputError
 from simulator.physics import Physics
 from simulator.predict import Case, parse_case
 from simulator.profile import Profile
+from simulator.result import Result
 
 #: A parameter whose one-sigma interval is wider than this share of its bounds is not identified by its rows.
 UNIDENTIFIED_SHARE = 0.5
@@ -107,7 +108,7 @@ def usable_rows(rows: Iterable[Mapping[str, str]], stage: Stage, profile: Profil
     return found
 
 
-def simulate_row(row: _Row, profile: Profile, physics: Physics, clock_mhz: float | None):
+def simulate_row(row: _Row, profile: Profile, physics: Physics, clock_mhz: float | None) -> Result:
     """The :class:`~simulator.result.Result` of one row under trial parameters, at a counted ``clock_mhz`` if given."""
     from simulator.clock import with_held_clock
     from simulator.simulation import simulate

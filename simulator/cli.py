@@ -10,7 +10,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -49,18 +49,18 @@ class CommandTable(TyperGroup):
 
     _showing_help = False
 
-    def list_commands(self, ctx) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the table, without modules that this installation lacks."""
         return [name for name, module, _ in COMMANDS if _exists(module)]
 
-    def get_command(self, ctx, name: str):
+    def get_command(self, ctx: Any, name: str) -> Any:
         """The command ``name``, or None; a stand-in with its one-line help while the table is being shown."""
         for known, module, about in COMMANDS:
             if known == name and _exists(module):
                 return TyperCommand(name, help=about) if self._showing_help else _load(module, name)
         return None
 
-    def format_help(self, ctx, formatter) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the table without importing the commands."""
         self._showing_help = True
         try:
@@ -74,7 +74,7 @@ def _exists(module: str) -> bool:
     return find_spec(parent) is not None and find_spec(module) is not None
 
 
-def _load(module: str, name: str):
+def _load(module: str, name: str) -> Any:
     part = typer.Typer()
     import_module(module).register(part)
     return typer.main.get_group(part).commands[name]
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(f"{said} (see '{where} --help')")
 
 
-def _help_without_arguments(error) -> int:
+def _help_without_arguments(error: Any) -> int:
     text = error.format_message()
     if text:
         print(text)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from simulator.comparison import Comparison
 from simulator.palette import algorithm_colour
 from simulator.wording import problem_text, time_text
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-def plot_comparison(comparison: Comparison):
+
+def plot_comparison(comparison: Comparison) -> tuple[Figure, Any]:
     """Horizontal bars of time (ms, from zero), limiter and speed-up written beside them; ``(figure, axes)``."""
     from matplotlib.figure import Figure
 

@@ -12,6 +12,7 @@ from simulator.wording import problem_text, scaled, three_digits, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from simulator.profile import Profile
 
@@ -58,7 +59,7 @@ def _roofline_text(profile: Profile, problem: AttentionProblem) -> str:
     return f"{rates} (datasheet), ridge at {ridge:.0f} FLOP/byte"
 
 
-def _table(headings: Iterable[str]):
+def _table(headings: Iterable[str]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -69,7 +70,7 @@ def _table(headings: Iterable[str]):
     return table
 
 
-def _time_table(entries: list[Entry]):
+def _time_table(entries: list[Entry]) -> Table:
     heads = ("algorithm", "time", "TFLOP\n/s", "% of\npeak", "peak\nTFLOP/s", "limiter", "speed-\nup")
     table = _table((*heads, "mat-\nmul\nFLOP", "exp\nops", "other\nops"))
     for entry in entries:
@@ -93,7 +94,7 @@ def _time_table(entries: list[Entry]):
     return table
 
 
-def _bytes_table(entries: list[Entry]):
+def _bytes_table(entries: list[Entry]) -> Table:
     heads = ("algorithm", "HBM\nread", "HBM\nwritten", "dirty\nin L2", "L2 to\nSM", "SM to\nL2", "FLOP/\nHBM\nbyte")
     table = _table((*heads, "peak\nmemory", "kernels"))
     for entry in entries:

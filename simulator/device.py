@@ -6,6 +6,7 @@ how finely to replay it, and turns the outcome into cycles, bytes and waits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,7 +98,7 @@ def _loads_in_turn(kernel: Kernel) -> int:
 class _Prepared:
     """A kernel as the arrays that the replay takes."""
 
-    def __init__(self, kernel: Kernel, l2: L2, bundle: int):
+    def __init__(self, kernel: Kernel, l2: L2, bundle: int) -> None:
         self.kernel, self.bundle = kernel, bundle
         #: CTAs of the hardware that one of the replay stands for.
         self.ctas_each = bundle * kernel.ctas_each
@@ -194,7 +195,7 @@ class _Prepared:
         return position, [*row, lag, repeats, any(name == "cluster_rank" for name, _ in place.row.terms)]
 
 
-def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: float):
+def _tables(prepared: _Prepared, timings: tuple[SmTiming, ...], gap_cycles: float) -> tuple[np.ndarray, ...]:
     """Timing tables in ticks: overhead by class (length of its main loop, the last class for all longer ones), first
     extra, period by segment (last row: the outer loop's own cost). Gives each CTA its class."""
     trips = prepared.kernel.trips
@@ -357,7 +358,13 @@ def run_kernel(
 
 
 def _waits(
-    weights, stalls, timings, prepared: _Prepared, slot_ticks: float, slot_busy: float, outside: dict[str, float]
+    weights: np.ndarray,
+    stalls: np.ndarray,
+    timings: tuple[SmTiming, ...],
+    prepared: _Prepared,
+    slot_ticks: float,
+    slot_busy: float,
+    outside: dict[str, float],
 ) -> dict[str, float]:
     """Share of all slot time by cause; ``imbalance`` is slots without a CTA that nothing else explains.
 
@@ -389,7 +396,7 @@ def _waits(
     return out
 
 
-def wide_block_rows(kernels, slots_of) -> int:
+def wide_block_rows(kernels: Iterable[Kernel], slots_of: Callable[[Kernel], int]) -> int:
     """Rows of a wide tensor's block: what one bundle of its row-wise kernels covers (at least 1)."""
     rows = 32
     for kernel in kernels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -170,7 +171,7 @@ def print_rule_bases(console: Console, folder: Path | None) -> None:
     console.print(table)
 
 
-def print_facts(console: Console, base) -> None:
+def print_facts(console: Console, base: Any) -> None:
     """The facts that ``--fact`` takes for a rule base: kind, default, meaning."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -194,7 +195,7 @@ def decision_data(decision: Decision, runs: Timed, hoped: Timed) -> dict[str, An
         time_us = one.result.time_us if one.result else None
         return {"kernel": one.kernel, "kind": one.kind, "time_us": time_us, "note": one.note}
 
-    def failures(found) -> list[dict[str, str]]:
+    def failures(found: Iterable[Any]) -> list[dict[str, str]]:
         return [{"rule": one.rule, "message": one.message, "source": one.source} for one in found]
 
     base = decision.base

@@ -20,7 +20,7 @@ class Alarm:
     __slots__ = ("callbacks",)
     _ok = True
 
-    def __init__(self, call: Callable[[Alarm], None]):
+    def __init__(self, call: Callable[[Alarm], None]) -> None:
         self.callbacks = [call]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from simulator.problem import AttentionProblem
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from simulator.diagnosis import Diagnosis
 
@@ -116,7 +118,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
         console.print(Text(f"          {warning}", style="yellow"))
 
 
-def _table(headings: tuple[str, ...], rows):
+def _table(headings: tuple[str, ...], rows: Iterable[Sequence[str]]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table

@@ -5,7 +5,7 @@ Every sentence is chosen by the two results; nothing is said that they do not sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import fsum
 
@@ -195,7 +195,7 @@ def _time_sentence(
 
 
 def _rows(first: Result, second: Result, profile: Profile) -> tuple[tuple[str, str, str], ...]:
-    def both(what: str, text) -> tuple[str, str, str]:
+    def both(what: str, text: Callable[[Result], str]) -> tuple[str, str, str]:
         return what, text(first), text(second)
 
     return (

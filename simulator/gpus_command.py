@@ -1,13 +1,16 @@
 """``iosim gpus``: list the profiles, show one with every value's source, or show how two differ."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulator.errors import InputError
 from simulator.profile import Profile, Quantity, key_of, load_profile, profile_names
 from simulator.quantities import format_quantity
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _KIND_STYLE = {"spec": "green", "measured": "cyan", "assumed": "yellow"}
 
@@ -101,7 +104,7 @@ def _shown(key: str, quantity: Quantity | None) -> str:
     return "—" if quantity is None else format_quantity(quantity.value, key_of(key).dimension)
 
 
-def _print_list(console, profiles: list[Profile]) -> None:
+def _print_list(console: Console, profiles: list[Profile]) -> None:
     from rich.table import Table
 
     table = Table(title="GPUs (dense datasheet figures)", title_justify="left")
@@ -126,7 +129,7 @@ def _print_list(console, profiles: list[Profile]) -> None:
     console.print("[yellow]yellow[/]: a GPU that does not exist. 'iosim gpus NAME' shows every value with its source.")
 
 
-def _print_profile(console, profile: Profile) -> None:
+def _print_profile(console: Console, profile: Profile) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -157,7 +160,7 @@ def _print_profile(console, profile: Profile) -> None:
         console.print(f"  {name} = {parameter.value:.6g} {parameter.unit} {bounds}", highlight=False, markup=False)
 
 
-def _print_diff(console, first: Profile, second: Profile, differences: list) -> None:
+def _print_diff(console: Console, first: Profile, second: Profile, differences: list) -> None:
     from rich.markup import escape
     from rich.table import Table
 

@@ -6,6 +6,8 @@ and at every call, took three quarters of a replay's time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from simulator.compiled import compiled
@@ -28,7 +30,7 @@ SM_READ, SM_WRITE, HBM_READ, HBM_WRITE = 0, 1, 2, 3
 
 
 @compiled
-def _popcount(x):
+def _popcount(x: Any) -> Any:
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
     x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -36,7 +38,7 @@ def _popcount(x):
 
 
 @compiled
-def _remove(block, blocks, scal):
+def _remove(block: int, blocks: np.ndarray, scal: np.ndarray) -> None:
     """Take ``block`` out of the list and out of its band."""
     before, after, band = blocks[block, _PREV], blocks[block, _NEXT], blocks[block, _BAND]
     if scal[_OLDEST + band] == block:
@@ -53,7 +55,7 @@ def _remove(block, blocks, scal):
 
 
 @compiled
-def _push_front(block, blocks, scal):
+def _push_front(block: int, blocks: np.ndarray, scal: np.ndarray) -> None:
     head = scal[_HEAD]
     blocks[block, _PREV] = -1
     blocks[block, _NEXT] = head
@@ -68,7 +70,7 @@ def _push_front(block, blocks, scal):
 
 
 @compiled
-def _age(from_band, capacity, blocks, scal, counters):
+def _age(from_band: int, capacity: int, blocks: np.ndarray, scal: np.ndarray, counters: np.ndarray) -> None:
     """Move blocks to later bands until every band ends where it should; the last one's overflow is forgotten.
 
     ``from_band`` and earlier bands may have grown. Modified bytes go to HBM when their block leaves the capacity.
@@ -106,7 +108,18 @@ def _age(from_band, capacity, blocks, scal, counters):
 
 
 @compiled
-def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, counters):
+def touch(
+    block: int,
+    mask: int,
+    size: int,
+    is_write: int,
+    limit: int,
+    owner: int,
+    capacity: int,
+    blocks: np.ndarray,
+    scal: np.ndarray,
+    counters: np.ndarray,
+) -> tuple[int, int]:
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
@@ -153,7 +166,7 @@ def touch(block, mask, size, is_write, limit, owner, capacity, blocks, scal, cou
 
 
 @compiled
-def _range_mask(low, high, extent):
+def _range_mask(low: int, high: int, extent: int) -> Any:
     """Bits of a 64-part mask that begin in ``low .. high`` of ``extent`` elements: disjoint ranges share no bit, and
     ranges that cover a block cover its mask. A range within one part may get none."""
     if low == 0 and high == extent:
@@ -166,7 +179,19 @@ def _range_mask(low, high, extent):
 
 
 @compiled
-def access_tile(tensor, head, row, rows, col, cols, kind, shape, capacity, cache, counters):
+def access_tile(
+    tensor: int,
+    head: int,
+    row: int,
+    rows: int,
+    col: int,
+    cols: int,
+    kind: int,
+    shape: np.ndarray,
+    capacity: int,
+    cache: tuple[np.ndarray, np.ndarray],
+    counters: np.ndarray,
+) -> tuple[int, int]:
     """Touch every block under a clipped rectangle: read it, write it, or (accumulate) fetch what is not there and
     write it. Returns (bytes, bytes that must come from HBM)."""
     blocks, scal = cache

@@ -10,6 +10,7 @@ associativity in CPU caches", 1989). Misses set in gradually where a fully assoc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 
@@ -93,7 +94,7 @@ class L2:
         """Bytes modified in the cache and not yet written to HBM."""
         return int(self.cache[0][:, 4].sum())
 
-    def warm_up(self, names) -> None:
+    def warm_up(self, names: Iterable[str]) -> None:
         """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""
         for name in names:
             t = self.names.index(name)

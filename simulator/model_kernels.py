@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import fsum
+from typing import Any
 
 import numpy as np
 
@@ -281,7 +282,7 @@ def _walked_in_bands(kernel: Kernel, g: GemmKernel) -> Kernel:
 def _with_scalar_accesses(kernel: Kernel, g: GemmKernel) -> Kernel:
     """An unaligned product with all instructions of its 2-byte accesses (some may be in its text already)."""
 
-    def full(op):
+    def full(op: Any) -> Any:
         if isinstance(op, Instructions) and op.name == "element_loads":
             return None
         return op

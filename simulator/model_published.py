@@ -96,7 +96,7 @@ class Row:
 class Predictor:
     """Runs published rows, equal kernels once."""
 
-    def __init__(self, gpus: dict[str, Profile] | None = None):
+    def __init__(self, gpus: dict[str, Profile] | None = None) -> None:
         self._gpus = gpus or {}
         self._simulators: dict[tuple[str, str], Simulator] = {}
         self._runs: dict[tuple, ModelRun] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
@@ -264,7 +265,7 @@ def published_data(rows: list[Row]) -> list[dict[str, Any]]:
     return [vars(r) | {"error": r.error} for r in rows]
 
 
-def _table(console: Console, headings: tuple[str, ...], rows) -> None:
+def _table(console: Console, headings: tuple[str, ...], rows: Iterable[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

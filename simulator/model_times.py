@@ -66,7 +66,7 @@ class Line:
 class Simulator:
     """Simulates specs on one GPU, equal ones once."""
 
-    def __init__(self, gpu: Profile, dtype: str = "bf16"):
+    def __init__(self, gpu: Profile, dtype: str = "bf16") -> None:
         self.gpu, self.dtype = gpu, dtype
         self.physics = _own_bandwidth(gpu, Physics.from_calibration(gpu.calibration_parameters))
         self._known: dict[tuple[Spec, float | None], KernelTime] = {}

@@ -7,7 +7,8 @@ here; one whose roles wait for each other forever raises :class:`DeadlockError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from simulator.program import (
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Program,
     Release,
@@ -47,7 +49,7 @@ class DeadlockError(RuntimeError):
 class _Cta:
     """What the roles of one CTA share: SMEM, pipe slots, barriers, semaphores."""
 
-    def __init__(self, kernel: Kernel, memory: Mapping[str, np.ndarray], env: dict[str, int]):
+    def __init__(self, kernel: Kernel, memory: Mapping[str, np.ndarray], env: dict[str, int]) -> None:
         self.kernel, self.memory, self.env = kernel, memory, env
         self.smem: dict[str, np.ndarray] = {}
         self.slots: dict[str, list[np.ndarray | None]] = {}
@@ -66,7 +68,7 @@ class _Cta:
 class _RoleRun:
     """The private state of one role: registers, read positions, outstanding asynchronous operations."""
 
-    def __init__(self, cta: _Cta, role: Role):
+    def __init__(self, cta: _Cta, role: Role) -> None:
         self.cta, self.role = cta, role
         self.env = dict(cta.env)
         self.registers: dict[str, np.ndarray] = {}
@@ -87,18 +89,18 @@ class _RoleRun:
             store[source.name] = np.full((source.rows, source.cols), np.nan, np.float32)
         return store[source.name]
 
-    def read(self, operand) -> np.ndarray:
+    def read(self, operand: Buffer | Pipe | View) -> np.ndarray:
         v = view(operand)
         rows, cols = v.shape
         return self._base(v.source)[v.row : v.row + rows, v.col : v.col + cols]
 
-    def write(self, operand, value: np.ndarray) -> None:
+    def write(self, operand: Buffer | Pipe | View, value: np.ndarray) -> None:
         v = view(operand)
         rows, cols = v.shape
         target = self._base(v.source)
         target[v.row : v.row + rows, v.col : v.col + cols] = round_to(value, v.dtype)
 
-    def _window(self, place: Tile):
+    def _window(self, place: Tile) -> tuple[Any, Any]:
         tensor = self.cta.memory[place.tensor.name]
         head, row, col = place.head.at(self.env), place.row.at(self.env), place.col.at(self.env)
         r0, r1 = max(row, 0), min(row + place.rows, tensor.shape[1])
@@ -122,7 +124,7 @@ class _RoleRun:
             tensor[where] = tensor[where] + block if accumulate else block
 
     # operations -----------------------------------------------------------------------------------
-    def run(self, ops) -> Iterator[None]:
+    def run(self, ops: Iterable[Op]) -> Iterator[None]:
         """Execute ``ops``; yields whenever the role has to wait."""
         for op in ops:
             if isinstance(op, Loop):
@@ -132,7 +134,7 @@ class _RoleRun:
             else:
                 yield from self._step(op)
 
-    def _step(self, op) -> Iterator[None]:
+    def _step(self, op: Op) -> Iterator[None]:
         cta = self.cta
         if isinstance(op, Acquire):
             pipe = op.pipe
@@ -214,7 +216,7 @@ class _RoleRun:
         self.write(op.out, value)
 
 
-def run_kernel(kernel: Kernel, memory: dict[str, np.ndarray], ctas=None) -> None:
+def run_kernel(kernel: Kernel, memory: dict[str, np.ndarray], ctas: Sequence[int] | None = None) -> None:
     """Execute all (or the given) CTAs of ``kernel`` on ``memory`` (float32 ``[heads, rows, cols]`` by tensor)."""
     for index in range(kernel.ctas) if ctas is None else ctas:
         env = {name: int(values[index]) for name, values in kernel.coords.items()}

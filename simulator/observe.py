@@ -6,8 +6,9 @@ It is for pictures and traces; no prediction comes from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from simulator.result import Result
 from simulator.simulation import Conditions, chosen_program, new_cache, run_program
 from simulator.sm import TICKS_PER_CYCLE, run_sm, to_ticks
 from simulator.sm_costs import SmSpec, compile_kernel
+
+if TYPE_CHECKING:
+    from simulator.sm_timing import SmTiming
 
 #: Replay events (CTA iterations) up to which a launch is recorded CTA by CTA.
 MOST_EVENTS = 4_000_000
@@ -271,11 +275,11 @@ def _observe_sm(
     )  # fmt: skip
 
 
-def _at(timing, values, latency: float) -> float:
+def _at(timing: SmTiming, values: Sequence[float], latency: float) -> float:
     return float(np.interp(latency, timing.latencies_cycles, values))
 
 
-def _latency_for(cycles: float, kernel: Kernel, timing, trips: dict[str, int]) -> float:
+def _latency_for(cycles: float, kernel: Kernel, timing: SmTiming, trips: dict[str, int]) -> float:
     """The memory latency (cycles) at which this CTA takes ``cycles``: what it saw of L2, HBM and their queues."""
     grid = np.array(timing.latencies_cycles)
     total = np.array(timing.overhead_cycles)

@@ -109,7 +109,9 @@ class Tile:
         return self.rows * self.cols * DTYPE_BYTES[self.tensor.dtype]
 
 
-def tile(tensor: Tensor, head, row, rows: int, col=0, cols: int | None = None) -> Tile:
+def tile(
+    tensor: Tensor, head: Index | int, row: Index | int, rows: int, col: Index | int = 0, cols: int | None = None
+) -> Tile:
     """Shorthand for :class:`Tile`; ``cols`` defaults to the full width."""
     return Tile(tensor, as_index(head), as_index(row), rows, as_index(col), tensor.cols if cols is None else cols)
 

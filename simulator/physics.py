@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 
-def _parameter(default: float, low: float, high: float, unit: str, meaning: str):
+def _parameter(default: float, low: float, high: float, unit: str, meaning: str) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "unit": unit, "meaning": meaning})
 
 

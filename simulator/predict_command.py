@@ -7,7 +7,7 @@ import difflib
 import io
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -147,12 +147,12 @@ class _progress:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("rows", total=rows)
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         if self._bar is None:
             return None
         self._bar.__enter__()
         return lambda: self._bar.advance(self._task)
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._bar is not None:
             self._bar.__exit__(*error)

@@ -11,7 +11,7 @@ The three readings are :mod:`simulator.numbers` (NumPy executes the tiles), :mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -305,7 +305,7 @@ class Kernel:
             yield from ((role, loops, op) for loops, op in walk_ops(role.ops))
 
 
-def walk_ops(ops, loops: tuple[Loop, ...] = ()) -> Iterator[tuple[tuple[Loop, ...], Op]]:
+def walk_ops(ops: Iterable[Op], loops: tuple[Loop, ...] = ()) -> Iterator[tuple[tuple[Loop, ...], Op]]:
     """Every operation below ``ops`` with the loops around it."""
     for op in ops:
         if isinstance(op, Loop):
@@ -314,7 +314,7 @@ def walk_ops(ops, loops: tuple[Loop, ...] = ()) -> Iterator[tuple[tuple[Loop, ..
             yield loops, op
 
 
-def map_ops(ops, change) -> tuple:
+def map_ops(ops: Iterable[Op], change: Callable[[Any], Any]) -> tuple:
     """``ops`` with ``change(op)`` in place of each operation; ``None`` drops it (used by mutation tests)."""
     out = []
     for op in ops:

@@ -35,7 +35,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 @compiled
-def _grid_point(grid, x):
+def _grid_point(grid: np.ndarray, x: float) -> tuple[int, float]:
     """Index and fraction of ``x`` on ``grid``: above 1 it extends the last interval, below the grid it is 0."""
     k = 0
     while k < grid.shape[0] - 2 and x > grid[k + 1]:
@@ -61,7 +61,7 @@ def _mixed(k, f, values, row, spread, into, w, times):
 
 
 @compiled
-def _settle(tree, leaves, slot, key):
+def _settle(tree: np.ndarray, leaves: int, slot: int, key: int) -> None:
     """Give ``slot`` another ``key`` in a tree of losers: ``tree[0]`` becomes the least key of all slots.
 
     A node keeps the greater key of the match that was played there, so a slot's way to the root is known beforehand
@@ -77,7 +77,7 @@ def _settle(tree, leaves, slot, key):
 
 
 @compiled
-def _first_matches(tree, keys, leaves):
+def _first_matches(tree: np.ndarray, keys, leaves: int):
     """Play all matches of ``keys`` (a tree of winners: scratch, its leaves from ``leaves`` on)."""
     for node in range(leaves - 1, 0, -1):
         left, right = keys[2 * node], keys[2 * node + 1]
@@ -103,7 +103,7 @@ def replay(
     cache,
     counters,
     window_counters,  # out: as counters
-    grid,  # latency grid in ticks
+    grid: np.ndarray,  # latency grid in ticks
     overhead,  # [2, class, k]
     first_extra,  # [2, k]
     period,  # [2, seg + 1, k]
@@ -127,7 +127,7 @@ def replay(
     busy,  # [2, 3] out: ticks that L2 and HBM were busy, and CTAs
     state,  # [slot, SLOT_COLUMNS] scratch
     active,  # [sm] scratch: CTAs on it
-    tree,  # [leaves] scratch: the next event; leaves: the least power of two that is not below n_slots
+    tree: np.ndarray,  # [leaves] scratch: the next event; leaves: the least power of two that is not below n_slots
     keys,  # [2 * leaves] scratch
 ):
     n_cta, n_seg = ctas.shape[0], seg_step.shape[0]

@@ -144,7 +144,7 @@ def required_for_all(goals: Sequence[tuple[Bench, Target]], key: str) -> Answer:
 
 
 class _Search:
-    def __init__(self, bench: Bench, key: str, target: Target):
+    def __init__(self, bench: Bench, key: str, target: Target) -> None:
         self.bench, self.key, self.target = bench, key, target
         # of a latency or an overhead, less is better
         self.sign = -1 if key.endswith(("_latency_s", "_overhead_s", "_latency_cycles")) else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -114,7 +114,7 @@ def hardware_keys(text: str, option: str) -> list[str]:
 class counting:
     """A progress bar on a terminal, nothing elsewhere; yields a function that counts one."""
 
-    def __init__(self, what: str, total: int):
+    def __init__(self, what: str, total: int) -> None:
         import sys
 
         self._bar = None
@@ -126,13 +126,13 @@ class counting:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(what, total=total)
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         if self._bar is None:
             return lambda: None
         self._bar.__enter__()
         return lambda: self._bar.advance(self._task)
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: Any) -> None:
         if self._bar is not None:
             self._bar.__exit__(*error)
 

@@ -26,7 +26,7 @@ class SharedPipe:
 
     __slots__ = ("_alarm", "_heap", "_last", "_observer", "_only", "_queues", "_sequence", "_virtual", "busy", "env")
 
-    def __init__(self, env: EventLoop, observer: Callable[[int, int, object], None] | None = None):
+    def __init__(self, env: EventLoop, observer: Callable[[int, int, object], None] | None = None) -> None:
         self.env = env
         self.busy = 0
         self._observer = observer
@@ -38,7 +38,7 @@ class SharedPipe:
         #: The event at which the pipe looks next; any earlier one that still fires is stale.
         self._alarm: Alarm | None = None
 
-    def submit(self, stream, work: int, done: Callable[[], None], label: object = None) -> None:
+    def submit(self, stream: object, work: int, done: Callable[[], None], label: object = None) -> None:
         """Queue ``work`` ticks for ``stream``; ``done`` is called when it is finished. ``label`` is what an observer
         is told of it (``None``: the stream)."""
         self.busy += work
@@ -81,7 +81,7 @@ class SharedPipe:
         # its own alarm still holds until the next job that counts comes
         self._alarm.callbacks[:] = [self._fire]
 
-    def _start(self, stream, work: int) -> None:
+    def _start(self, stream: object, work: int) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (self._virtual + work, self._sequence, stream, self.env.now))
 

@@ -9,7 +9,9 @@ too, so their completion is known when they are made. Time is integer ticks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from simpy.events import Event
 
@@ -31,7 +33,7 @@ class _Counter:
 
     __slots__ = ("env", "value", "waiters")
 
-    def __init__(self, env: EventLoop, value: int = 0):
+    def __init__(self, env: EventLoop, value: int = 0) -> None:
         self.env, self.value = env, value
         self.waiters: list[tuple[int, Event]] = []
 
@@ -55,7 +57,7 @@ class _Counter:
 class _Semaphore:
     __slots__ = ("env", "units", "waiters")
 
-    def __init__(self, env: EventLoop, units: int):
+    def __init__(self, env: EventLoop, units: int) -> None:
         self.env, self.units = env, units
         self.waiters: list[Event] = []
 
@@ -79,7 +81,7 @@ class _Pending:
 
     __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts")
 
-    def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None):
+    def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None) -> None:
         self.env, self.parts, self.latency, self.event, self.done_at = env, parts, latency, None, done_at
         self.is_load = False
 
@@ -94,7 +96,7 @@ class _Pending:
 class Sm:
     """The shared state of one SM: its execution pipes, and when each transfer port is free."""
 
-    def __init__(self, env: EventLoop, latency_ticks: int, observer=None):
+    def __init__(self, env: EventLoop, latency_ticks: int, observer=None) -> None:
         self.env, self.latency, self.observer = env, latency_ticks, observer
         self.pipes = {
             PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in TRANSFER_PIPES
@@ -107,7 +109,7 @@ class Sm:
             return None
         return lambda start, end, stream: self.observer(name, start, end, stream)
 
-    def execute(self, stream: str, work, latency: int, kind: str = "work") -> _Pending:
+    def execute(self, stream: str, work: Iterable[tuple[int, int]], latency: int, kind: str = "work") -> _Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
         ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
@@ -119,7 +121,7 @@ class Sm:
             self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
         return pending
 
-    def transfer(self, work, label: str = "") -> int:
+    def transfer(self, work: Iterable[tuple[int, int]], label: str = "") -> int:
         """Queue a load or store: its port time in order of arrival, its SMEM time beside other work. Returns the
         tick at which the port is done with it."""
         now, done = self.env.now, self.env.now
@@ -146,7 +148,7 @@ def _ignore() -> None:
 
 
 class _CtaState:
-    def __init__(self, env: EventLoop, semaphores):
+    def __init__(self, env: EventLoop, semaphores) -> None:
         self.env = env
         self.filled: dict[str, _Counter] = {}
         self.acquired: dict[str, int] = {}
@@ -169,7 +171,7 @@ class _CtaState:
 class _RoleProcess:
     """Runs one role's operations and books what it waited for."""
 
-    def __init__(self, sm: Sm, cta: _CtaState, name: str, ops, trips, items: int, label: str, main: str | None):
+    def __init__(self, sm: Sm, cta: _CtaState, name: str, ops, trips, items: int, label: str, main: str | None) -> None:
         self.sm, self.cta, self.name, self.ops, self.items, self.label = sm, cta, name, ops, items, label
         self.trips, self.main_trip = dict(trips), main
         #: Ticks at which the loop over ``main`` was entered and each of its iterations ended, by work tile.
@@ -295,7 +297,7 @@ class _RoleProcess:
                 slots.add(freed)
 
 
-def to_ticks(ops) -> tuple:
+def to_ticks(ops: Iterable[Any]) -> tuple:
     """Cycles to integer ticks, once per compiled program."""
     out = []
     for op in ops:

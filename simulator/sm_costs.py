@@ -6,6 +6,7 @@ different problem sizes compile to equal programs and share one simulation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import fsum
 
@@ -16,6 +17,7 @@ from simulator.program import (
     Acquire,
     Await,
     Barrier,
+    Buffer,
     Compute,
     Consume,
     Exchange,
@@ -26,6 +28,7 @@ from simulator.program import (
     Load,
     Loop,
     Matmul,
+    Op,
     Pipe,
     Release,
     Signal,
@@ -168,7 +171,7 @@ def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> list[tuple[int, float]
     ]
 
 
-def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
+def _lane_work(lanes: Mapping[str, float], spec: SmSpec) -> dict[str, float]:
     """Cycles by pipe of lane-operations by unit. Conversions run on the ALU's ports; everything takes an issue slot."""
     convert = lanes.get("convert", 0.0)
     cycles = {
@@ -181,7 +184,7 @@ def _lane_work(lanes, spec: SmSpec) -> dict[str, float]:
     return {pipe: amount for pipe, amount in cycles.items() if amount > 0}
 
 
-def _compute_work(lanes, warps: int, spec: SmSpec) -> tuple[list, float, str]:
+def _compute_work(lanes: Mapping[str, float], warps: int, spec: SmSpec) -> tuple[list, float, str]:
     cycles = _lane_work(lanes, spec)
     # an SM sub-partition's warps of this role issue at most this share of its slots; fewer than four warps leave
     # sub-partitions idle
@@ -193,7 +196,7 @@ def _compute_work(lanes, warps: int, spec: SmSpec) -> tuple[list, float, str]:
     return [(PIPE_INDEX[p], c) for p, c in cycles.items()], minimum, cause
 
 
-def _compile_op(op, warps: int, spec: SmSpec):
+def _compile_op(op: Op, warps: int, spec: SmSpec):
     if isinstance(op, Loop):
         return TimedLoop(op.count, op.var, compile_ops(op.body, warps, spec))
     if isinstance(op, Load):
@@ -245,7 +248,7 @@ def _compile_op(op, warps: int, spec: SmSpec):
 _REDUCTIONS = frozenset({"row_max", "row_sum", "row_dot"})
 
 
-def compile_ops(ops, warps: int, spec: SmSpec) -> tuple:
+def compile_ops(ops: Iterable[Op], warps: int, spec: SmSpec) -> tuple:
     """``ops`` as timed operations; element-wise ones in a row run as one stream up to the next row reduction."""
     compiled: list = []
     stream: dict[str, float] = {}
@@ -306,6 +309,6 @@ def _shared(ops, ctas: int) -> tuple:
     )
 
 
-def view_name(operand) -> str:
+def view_name(operand: Buffer | Pipe | View) -> str:
     """The name of the storage behind an operand."""
     return operand.source.name if isinstance(operand, View) else operand.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -35,7 +36,7 @@ class _Call:
     hypothetical: bool
     run: Callable[[Program, int | None], float]
 
-    def program(self, tiles=None) -> Program:
+    def program(self, tiles: Any = None) -> Program:
         from algorithms import build_program
 
         return build_program(self.algorithm, self.problem, self.profile, self.implementation, self.hypothetical, tiles)
@@ -148,7 +149,7 @@ def _ranked(call: _Call, legal: list) -> list[tuple[float, object]]:
     return sorted((time, choice) for choice, time in times.items())
 
 
-def _tile_of(program: Program):
+def _tile_of(program: Program) -> tuple[int, int] | None:
     """The program's tile; ``None`` for a split-KV kernel, whose tile is not open."""
     from algorithms.tile_search import TileChoice
 

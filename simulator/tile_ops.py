@@ -12,7 +12,7 @@ lane-operations per element of the operation's ``rows x cols`` shape by executio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ class TileOp:
     work_per_row: Mapping[str, float] = field(default_factory=dict)
 
 
-def _mask(args, p):
+def _mask(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     s = args[0].copy()
     group = p.get("group", 1)
     rows = (p["row"] + np.arange(s.shape[0])) // group
@@ -45,39 +45,39 @@ def _mask(args, p):
     return s
 
 
-def _transposed_mask(args, p):
+def _transposed_mask(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     return _mask((args[0].T,), p).T
 
 
-def _finite(m):
+def _finite(m: np.ndarray) -> np.ndarray:
     return np.where(np.isneginf(m), np.float32(0), m)
 
 
-def _rescale_factor(args, p):
+def _rescale_factor(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     old, new = args
     scale = np.float32(p.get("scale", 1.0))
     return np.where(np.isneginf(old), np.float32(0), np.exp(scale * (_finite(old) - _finite(new)))).astype(np.float32)
 
 
-def _normalise(args, p):
+def _normalise(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     o, total = args
     return np.divide(o, total, out=np.zeros_like(o), where=total > 0)
 
 
-def _lse(args, p):
+def _lse(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     m, total = args
     with np.errstate(divide="ignore"):
         lse = np.float32(p.get("scale", 1.0)) * _finite(m) + np.log(total)
     return np.where(total > 0, lse, np.float32(-np.inf)).astype(np.float32)
 
 
-def _exp(args, p):
+def _exp(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     s, m = args
     scale = np.float32(p.get("scale", 1.0))
     return np.exp(scale * s - scale * _finite(m)).astype(np.float32)
 
 
-def _exp2_lse(s, lse_log2, p):
+def _exp2_lse(s: np.ndarray, lse_log2: np.ndarray, p: Mapping[str, Any]) -> np.ndarray:
     return np.exp2(np.float32(p["scale_log2"]) * s - _finite(lse_log2)).astype(np.float32)
 
 
@@ -92,11 +92,11 @@ def dropout_keep(head: int, rows: np.ndarray, cols: np.ndarray, dropout: float) 
     return (x >> np.uint32(24)) <= int((1.0 - dropout) * 255)
 
 
-def _kept(s, p):
+def _kept(s: np.ndarray, p: Mapping[str, Any]) -> np.ndarray:
     return dropout_keep(p["head"], p["row"] + np.arange(s.shape[0]), p["col"] + np.arange(s.shape[1]), p["dropout"])
 
 
-def _row_sum(args, p):
+def _row_sum(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     return args[0].sum(axis=1, keepdims=True, dtype=np.float32)
 
 

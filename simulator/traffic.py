@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from simulator.accesses import sm_traffic
-from simulator.program import Compute, Instructions, Kernel, Matmul, Program
+from simulator.program import Compute, Instructions, Kernel, Loop, Matmul, Program
 from simulator.tile_ops import UNITS, work_of
 
 __all__ = ["executed_work", "program_traffic", "sm_traffic"]
@@ -31,13 +33,13 @@ def executed_work(kernel: Kernel) -> dict[str, float]:
     return total
 
 
-def _repetitions(loops, kernel: Kernel) -> int:
+def _repetitions(loops: tuple[Loop, ...], kernel: Kernel) -> int:
     """How often the body inside ``loops`` runs over all CTAs."""
     n = kernel.ctas
     if not loops:
         return n
 
-    def count(loops, env) -> np.ndarray:
+    def count(loops: tuple[Loop, ...], env: dict[str, Any]) -> np.ndarray:
         loop, rest = loops[0], loops[1:]
         trips = np.broadcast_to(np.maximum(np.asarray(loop.count.at(env), np.int64), 0), (n,))
         if not rest:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +80,7 @@ def register(app: typer.Typer) -> None:
             write_text(plot.with_suffix(".csv"), rows_csv(rows))
 
 
-def _remarks(errors) -> str:
+def _remarks(errors: Any) -> str:
     """Errors of short rows in microseconds, and how many measured times lie in their predicted 90 % interval."""
     import pandas as pd
 
@@ -100,7 +103,7 @@ def _remarks(errors) -> str:
     return "\n".join(lines)
 
 
-def _table(summary, title: str, groups):
+def _table(summary: Any, title: str, groups: list[str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 

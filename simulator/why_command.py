@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from simulator.problem import AttentionProblem
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from simulator.explanation import Explanation
 
@@ -94,7 +96,7 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     console.print(_table(("kernel", "time", "limiter"), kernels))
 
 
-def _table(headings: tuple[str, ...], rows):
+def _table(headings: tuple[str, ...], rows: Iterable[Sequence[str]]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from simulator.dispatch.decide import Decision
 from simulator.dispatch.rule_files import find_rules
@@ -68,7 +69,7 @@ def not_what_runs(
     return f"{call.base.name} would run {decision.chosen.name} here, not {algorithm}: {reason}"
 
 
-def _is_of(backend, algorithm: str, implementation: str | None) -> bool:
+def _is_of(backend: Any, algorithm: str, implementation: str | None) -> bool:
     """Whether a kernel of iosim is ``backend``'s own, or the one that times it."""
     return any(
         model.algorithm == algorithm and (implementation is None or model.implementation in (None, implementation))

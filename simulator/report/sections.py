@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import fsum
 
@@ -118,7 +118,7 @@ def _kernel_row(kernel: KernelResult) -> str:
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def wait_bar(waits) -> str:
+def wait_bar(waits: Mapping[str, float]) -> str:
     """Shares of time by cause as a bar, the larger ones written out beside it."""
     shares = sorted(((share, cause) for cause, share in waits.items() if share > 0.005), reverse=True)
     parts = "".join(

@@ -25,7 +25,7 @@ class Journal:
     ``stale`` is True when other code wrote the earlier rows (the model may have changed since).
     """
 
-    def __init__(self, path: str | Path, fingerprint: str, points: int, restart: bool = False):
+    def __init__(self, path: str | Path, fingerprint: str, points: int, restart: bool = False) -> None:
         self.path = Path(path)
         self.rows: dict[int, dict[str, Any]] = {}
         self.stale = False
@@ -48,7 +48,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.close()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def cores() -> int:
 class LocalWorkers:
     """Processes of this machine; a process that dies (memory, a kill) is replaced together with its pool."""
 
-    def __init__(self, jobs: int):
+    def __init__(self, jobs: int) -> None:
         self._jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
 
@@ -90,7 +90,7 @@ def _end_with_parent() -> None:
 class DaskWorkers:
     """The workers of a Dask scheduler; what a dead worker had is given to another."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str) -> None:
         if find_spec("distributed") is None:
             raise InputError("--scheduler: needs Dask; install 'iosim[cluster]'")
         import distributed
