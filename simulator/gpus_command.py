@@ -1,5 +1,7 @@
 """``iosim gpus``: list the profiles, show one with every value's source, or show how two differ."""
 
+from __future__ import annotations
+
 import json
 from typing import TYPE_CHECKING, Annotated
 
