@@ -65,7 +65,7 @@ IMPLEMENTATIONS = {
         "fa1",
         frozenset({"mma_sync"}),
         _V1,
-        features=frozenset({"dropout"}),
+        features=frozenset({"deterministic", "dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
         # the package's only entry: cu_seqlens
         forward_features=frozenset({"varlen"}),
@@ -76,7 +76,7 @@ IMPLEMENTATIONS = {
         "fa1",
         frozenset({"mma_sync"}),
         "simulator/measure/fa1_kernel.py; arXiv:2205.14135, Algorithm 1",
-        features=frozenset({"dropout"}),
+        features=frozenset({"deterministic", "dropout"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     ),
     # the paper's grid and the paper's block sizes, which grow with the SM's SRAM: Bc = M / 4d, Br = min(Bc, d)

@@ -77,7 +77,9 @@ def backward_schedule(problem: AttentionProblem, gpu: Profile) -> Schedule:
 
 def key_blocks_in_parallel(problem: AttentionProblem, s: Schedule, gpu: Profile) -> bool:
     """Whether every key block gets a CTA of its own (``num_splits_heuristic_bwd``): wave efficiency against the cost of
-    zeroing and copying dQ."""
+    zeroing and copying dQ. Never when the order of dQ's sum is to be fixed (1.x: ``num_splits=1``)."""
+    if problem.deterministic:
+        return False
     heads, slots = problem.batch * problem.heads, np.float32(gpu.num_sms * s.ctas_per_sm)
     padded = ceil_div(problem.seqlen_k, s.keys) * s.keys
     splits = padded // s.keys

@@ -57,7 +57,8 @@ def _implementation(name: str, source: str) -> Implementation:
         "standard",
         frozenset({"mma_sync"}),
         source,
-        features=frozenset({"mask", "head_dim_v", "window", "dropout", "softcap"}),
+        # PyTorch's products and row kernels add in one order always
+        features=frozenset({"deterministic", "mask", "head_dim_v", "window", "dropout", "softcap"}),
         passes=("fwd", "bwd", "fwd_bwd"),
     )
 

@@ -168,6 +168,23 @@ def output(command: str, until: str = "") -> str:
     return "```text\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n") + "\n```"
 
 
+def models() -> str:
+    """Published whole-model rates by framework and attention, from the committed table of predictions."""
+    lines = (PUBLISHED / "training_table.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    table = pd.DataFrame(cells[1:], columns=cells[0])
+    table = table[table["what"].isin(["TFLOP/s a GPU", "tokens/s"])]
+    errors = table["error"].str.rstrip("%").astype(float) / 100
+    rows = [
+        [str(framework), str(attention), str(len(e)), per_cent(e.abs().mean()), per_cent(e.abs().max()),
+         per_cent(e.mean(), signed=True), f"{(e.abs() <= 0.2).sum()}"]
+        for (framework, attention), e in errors.groupby([table["framework"], table["attention"]], sort=False)
+    ]  # fmt: skip
+    whole = ["all", "", str(len(errors)), per_cent(errors.abs().mean()), per_cent(errors.abs().max())]
+    rows.append([*whole, per_cent(errors.mean(), signed=True), f"{(errors.abs() <= 0.2).sum()}"])
+    return markdown(["framework", "attention", "rates", "mean", "worst", "signed mean", "within 20 %"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "compare": lambda: output("compare --gpu h100_sxm"),
     "why": lambda: output("why fa1 standard --gpu a100_sxm4_80gb", until="fa1  standard"),
@@ -183,6 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h100": h100,
     "a100": a100,
     "published": published,
+    "models": models,
 }
 
 

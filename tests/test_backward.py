@@ -171,6 +171,14 @@ def test_gradients_of_cudnn_and_of_ampere_tiles():
     assert_exact(program)
 
 
+def test_unfused_attention_is_deterministic_as_it_is():
+    p = problem(heads=4, seqlen_q=256)
+    plain, fixed = (build_program("standard", q, H200).kernels for q in (p, p.with_(deterministic=True)))
+    assert [k.name for k in plain] == [k.name for k in fixed]
+    fa1 = build_program("fa1", p.with_(heads=4, seqlen_q=2048, deterministic=True), A100)
+    assert not any(op.accumulate for k in fa1.kernels for _, _, op in k.walk() if isinstance(op, Store))
+
+
 def test_a_deterministic_cta_walks_several_key_blocks():
     """With more heads than the GPU has SMs per key block, one CTA owns several key blocks and one dQ buffer."""
     tiny = replace_sms(H200, 3)

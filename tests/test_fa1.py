@@ -265,6 +265,7 @@ BACKWARD = {
     "more_queries": {"seqlen_q": 300, "seqlen_k": 140, "causal": True, "dtype": "fp16"},
     "gqa": {"heads": 4, "kv_heads": 2, "seqlen_q": 64, "seqlen_k": 160, "causal": True},
     "d128": {"head_dim": 128, "seqlen_q": 200, "causal": True},
+    "deterministic": {"seqlen_q": 300, "deterministic": True},
 }
 
 
@@ -291,6 +292,8 @@ def test_which_backward_launch_runs():
     assert parallel(batch=1, heads=32, seqlen_q=16384)
     # ten key blocks under a causal mask are always run in parallel
     assert parallel(batch=32, heads=32, seqlen_q=2560, causal=True)
+    # atomics add dQ in any order
+    assert not parallel(batch=1, heads=32, seqlen_q=16384, deterministic=True)
 
 
 def test_backward_bytes():
