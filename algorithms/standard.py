@@ -224,8 +224,7 @@ def build_forward(
 ) -> Program:
     """The forward pass; ``keep_weights`` leaves P (and what dropout made) among the outputs, as autograd does."""
     t = io_tensors(problem)
-    mask = mask_tensor(problem)
-    if mask is not None:
+    if problem.mask is not None and (mask := mask_tensor(problem)) is not None:
         t["mask"] = mask
     kernels, live, kept = forward_kernels(problem, gpu, t, CALLS[implementation])
     return Program(
