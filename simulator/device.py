@@ -15,7 +15,7 @@ from simulator import replay as engine
 from simulator.accesses import Access, kernel_accesses
 from simulator.errors import UnsupportedError
 from simulator.l2_blocks import ACCUMULATE, HBM_WRITE, READ, SM_WRITE, WRITE
-from simulator.memory import L2, WIDE_COLS
+from simulator.memory import L2, WIDE_BLOCK_ROWS, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
@@ -398,7 +398,7 @@ def _waits(
 
 def wide_block_rows(kernels: Iterable[Kernel], slots_of: Callable[[Kernel], int]) -> int:
     """Rows of a wide tensor's block: what one bundle of its row-wise kernels covers (at least 1)."""
-    rows = 32
+    rows = WIDE_BLOCK_ROWS
     for kernel in kernels:
         if kernel.trips or kernel.ctas_each > 1:
             # they touch parts of rows

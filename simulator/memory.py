@@ -24,6 +24,8 @@ from simulator.program import Tensor
 WAYS = 16
 #: Tensors with rows longer than this many elements are tracked by columns.
 WIDE_COLS = 512
+#: Rows of a wide tensor's blocks, unless a kernel's CTAs take fewer rows each.
+WIDE_BLOCK_ROWS = 32
 
 
 def hit_shares(ways: int | None) -> list[float]:

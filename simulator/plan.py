@@ -13,6 +13,7 @@ from math import ceil
 import numpy as np
 
 from simulator.accesses import access_bytes, kernel_accesses, tensor_table
+from simulator.memory import WIDE_BLOCK_ROWS, WIDE_COLS
 from simulator.program import Kernel
 
 #: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
@@ -29,6 +30,8 @@ FILL = 1.5
 UNIT_WAVES = 16
 #: Share of a launch's waves by which what is left out may differ from a whole number of them.
 PART_OF_WAVE = 0.003
+#: Iterations of loops that keep one event each.
+SHORT_LOOP = 16
 #: Capacities of the L2 beyond which nothing is left of a stream.
 FAR_BEYOND = 4
 #: A tensor is shared by the CTAs in flight when they read it more often than this.
@@ -120,6 +123,18 @@ def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
     return n
 
 
+def blocks_an_iteration(kernel: Kernel) -> float:
+    """Blocks of the L2 that an iteration touches, in those of an iteration that loads one tile of K and V each."""
+    reads = [a.tile for a in kernel_accesses(kernel) if a.loops and not a.is_write and a.tile.tensor.cols > WIDE_COLS]
+    return max(1.0, *(place.rows / (2 * WIDE_BLOCK_ROWS) for place in reads), 1.0)
+
+
+def least_events(kernel: Kernel) -> int:
+    """Events that a replay of ``kernel`` has however many iterations an event stands for."""
+    outer = next((t.coord for t in kernel.trips if any(o.outer == t.coord for o in kernel.trips)), None)
+    return 2 * kernel.ctas + (2 * int(kernel.coords[outer].sum()) if outer else 0)
+
+
 def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bundle: int = 1) -> Plan:
     """The plan for ``kernel`` on ``slots`` CTA slots and an L2 of ``capacity_bytes``; ``bundle`` CTAs count as one."""
     n = kernel.ctas
@@ -143,9 +158,14 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
             n -= skip
         else:
             jump_at = unit = 0
+    # iterations that touch many blocks take as long as several others
+    cost = iterations * blocks_an_iteration(kernel)
     # two iterations an event lose misses where phases matter, and take almost as long as one
-    if iterations + 2 * n <= fine * (WORTH_CHUNKS if crowded else 1):
+    affordable = cost + 2 * n <= fine * (WORTH_CHUNKS if crowded else 1) or iterations + 2 * n <= budget
+    # nor do loops that are short: a few passes over a row, of which the first misses (8 % of softmax's time)
+    if affordable or max((int(kernel.coords[t.coord].max()) for t in kernel.trips), default=0) <= SHORT_LOOP:
         return Plan(1, jump_at, unit, skip)
+    iterations = int(cost)
     return Plan(max(1, -(-iterations // max(fine // 2, fine - 2 * n))), jump_at, unit, skip)
 
 

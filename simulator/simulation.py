@@ -15,7 +15,7 @@ from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide
 from simulator.errors import InputError, UnsupportedError
 from simulator.memory import L2, WAYS
 from simulator.physics import Physics
-from simulator.plan import EVENT_BUDGET, iterations_of, plan_replay
+from simulator.plan import EVENT_BUDGET, iterations_of, least_events, plan_replay
 from simulator.problem import L2_STATES, MOST_CTAS, TIMINGS, AttentionProblem
 from simulator.profile import Profile, tensor_dtype
 from simulator.program import Kernel, Load, Program, Tensor
@@ -265,9 +265,10 @@ def _run_at_its_clock(
     raise AssertionError("unreachable")
 
 
-def _some_waves(kernel: Kernel, slots: int, most_ctas: int) -> tuple[Kernel, float]:
-    """``kernel`` with every n-th wave of its CTAs only, some ``most_ctas``, and how many times their number it has."""
-    every = kernel.ctas // most_ctas
+def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]:
+    """``kernel`` with every n-th wave of its CTAs only, where the least events of all exceed ``budget`` (four waves at
+    least), and how many times their number it has."""
+    every = min(least_events(kernel) // (2 * budget), kernel.ctas // (4 * slots))
     if every < 2:
         return kernel, 1.0
     kept = np.arange(kernel.ctas) // slots % every == 0
