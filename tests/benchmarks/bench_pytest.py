@@ -1,6 +1,6 @@
 """``pytest tests/benchmarks/bench_pytest.py``: iosim's own speed with pytest-benchmark; the suite does not collect it.
 
-No time is asserted: they are this machine's. With ``--benchmark-json F.json``, ``python tests/benchmarks/table.py F.json``
+No time is asserted: they are this machine's. With ``--benchmark-json F``, ``python tests/benchmarks/table.py F``
 writes the table of results. CPU seconds, which other work disturbs less; wall-clock where processes are timed.
 """
 
