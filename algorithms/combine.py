@@ -278,4 +278,10 @@ def helper_kernel(
         threads=threads,
         registers_per_thread=32,
         compute_dtype=dtype,
+        short_code=reads is None,
     )
+
+
+def counter_fill(name: str) -> Kernel:
+    """A fill (or memset) of one integer: the counter from which a dynamic scheduler's CTAs take their tiles."""
+    return helper_kernel(name, None, Tensor("scheduler_metadata", 1, 1, 1, "int32", "scratch", 1), 1, 128, "bf16")

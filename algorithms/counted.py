@@ -25,6 +25,12 @@ def residual_instructions(ops: Iterable[Op], mix: InstructionMix, elements: int)
     return tuple((unit, amount) for unit, amount in (("fma", fma), ("alu", alu), ("issue", max(0.0, issue))) if amount)
 
 
+def instructions_around(lanes: float, ops: Iterable[Op]) -> tuple[tuple[str, float], ...]:
+    """What ``lanes`` counted outside a kernel's loop leave beside half of the :class:`Compute` operations ``ops``."""
+    modelled = sum(sum(work_of(op.fn, op.rows, op.cols).values()) for op in ops if isinstance(op, Compute))
+    return (("issue", max(0.0, lanes - modelled / 2)),)
+
+
 def among_streams(ops: list[Op], modelled: list[Op], mix: InstructionMix, elements: int) -> list[Op]:
     """``ops`` of a backward block with what ``mix`` counts beyond ``modelled`` (:func:`residual_instructions`), half
     of it among the exponentials and half among the gradients of S: fragment loads, addresses, predicates."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from algorithms import fa3, fa3_fp8, mla_fa3
-from algorithms.combine import Partials, combine_kernel, helper_kernel
+from algorithms.combine import Partials, combine_kernel, counter_fill, helper_kernel
 from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices, softmax_scale
 from algorithms.decoding_common import (
     LoopTable,
@@ -263,7 +263,7 @@ def _before(problem: AttentionProblem, launch: _Launch) -> list[Kernel]:
         threads = 32 * min(32, ceil_div(problem.batch, 31))
         return [helper_kernel("prepare_varlen_num_blocks", lengths, written, ctas, threads, problem.dtype)]
     if (launch.causal or problem.window is not None) and launch.static_splits == 1:
-        return [helper_kernel("fill", None, metadata("scheduler_metadata", 1, "scratch"), 1, 128, problem.dtype)]
+        return [counter_fill("fill")]
     return []
 
 
@@ -317,7 +317,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     if max(launch.splits) > 1:
         shape = (p.batch, p.kv_heads, rows, max(launch.splits), p.head_dim_v, p.head_dim_v, t.tile_m)
         partials = Partials.of(*shape, tensors["O"].lengths)
-    kernels = [*_before(p, launch), _main_kernel(p, launch, table, tensors, partials, pages, gpu)]
+    main = _main_kernel(p, launch, table, tensors, partials, pages, gpu)
+    kernels = [*_before(p, launch), replace(main, early_start=launch.varlen)]
     if partials is not None:
         per_sequence, offsets = partials.stacks // p.batch, query_offsets(p, launch.group).tolist()
 
@@ -345,6 +346,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
         kernels.append(helper_kernel("flash_fwd_combine", written, None, blocks, 256, p.dtype))
     else:
         notes.append("one split: the main kernel writes O itself, without a combine kernel")
+    if launch.static_splits > 1:
+        kernels[-1] = replace(kernels[-1], early_start=True)
     if launch.varlen:
         notes.append("prepare, main and combine kernels overlap their launches (programmatic dependent launch)")
     capacity = paged_capacity(p, check_capacity(p))

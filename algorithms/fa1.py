@@ -32,6 +32,7 @@ from algorithms.standard_ops import beyond
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
+from simulator.sm_costs import SMEM_LINE_BYTES
 from simulator.program import (
     Acquire,
     Await,
@@ -41,6 +42,7 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -123,8 +125,8 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         return once if s.packaged else [Barrier(name), *once, *once]
 
     def through_smem(name: str, size: int) -> list[Op]:
-        """``size`` bytes from one layout of Triton's to another: the buffer is free, written, read."""
-        return [Barrier(name), Exchange(name, size, 0), Barrier(name), Exchange(name, 0, size)]
+        """``size`` bytes from one layout of Triton's to another, through a buffer of their own."""
+        return [Exchange(name, size, 0), Barrier(name), Exchange(name, 0, size)]
 
     def drop(row: Index) -> list[Op]:
         """P is dropped after its row sum (Algorithm 2, line 14); the last key block scales what is left up."""
@@ -176,7 +178,8 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         """Lines 9 to 13: m, l and O of the row block, O normalised at once."""
         state = [(m_old, "m"), (l_old, "l"), (o_old, "O_tmp")]
         load = (
-            [fill(m_old, float("-inf")), fill(l_old, 0.0), fill(o_old, 0.0)]
+            # the first block's zeros take the same way through SMEM as what later ones load
+            [fill(m_old, float("-inf")), fill(l_old, 0.0), fill(o_old, 0.0), *through_smem("O_in", br * d * 4)]
             if first
             else [
                 *(Load(tile(t[name], head, row, br, 0, b.cols), b, token="state") for b, name in state[:-1]),
@@ -236,6 +239,10 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             products = [i for i, op in enumerate(body) if isinstance(op, Matmul)]
             for place, extra in zip(reversed(products), reversed(more), strict=True):
                 body.insert(place + 1, extra)
+            if s.wavefronts:
+                # bank conflicts and layouts that Triton changes on the way
+                more_wavefronts = max(0, s.wavefronts - wavefronts_of(body, s.warps))
+                body.append(Instructions("counted", (("wavefronts", float(more_wavefronts)),)))
         return Loop("i", var(kind), body)
 
     kv_tile = (key_row, bc, 0, d)
@@ -259,8 +266,19 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     ]
     return (
         Role("loader", [*(fetch(kind) for kind in kinds), Barrier("tile", 2)], warps=0),
-        Role("warps0", warps, warps=s.warps),
+        Role("warps0", warps, s.warps, s.mix.issue_interval_cycles if s.mix and s.wavefronts else 0.0),
     )
+
+
+def wavefronts_of(ops: list, warps: int) -> int:
+    """Wavefronts that the operands and exchanges of ``ops`` account for: of a product split by columns, every warp
+    reads all of the first operand."""
+    size = sum(op.bytes_written + op.bytes_read for op in ops if isinstance(op, Exchange))
+    for op in ops:
+        if isinstance(op, Matmul):
+            m, n, k = op.mnk
+            size += 2 * k * (n + m * warps)
+    return size // SMEM_LINE_BYTES
 
 
 def tensors_of(problem: AttentionProblem, s: Schedule) -> dict[str, Tensor]:

@@ -18,12 +18,15 @@ from simulator.profile import Profile
 #: Counted instructions per score element of the measured kernel by (head dim, causal): rows fa1_length_* of
 #: hardware_profiles/measurements/h200_sxm/mix_launches.csv over their row steps.
 _COUNTED_ON = "ncu, one H200, Triton 3.6, 2026-11-29"
+#: The interval between a warp's instructions leaves out what they wait for products (chains of 25 cycles), SMEM and HBM.
 MEASURED_MIX = {
-    (64, False): InstructionMix(18.40, 5.51, 4.80, 1.12, 3.28, 2.0, source=_COUNTED_ON),
-    (64, True): InstructionMix(20.24, 5.56, 6.68, 1.12, 3.24, 2.0, source=_COUNTED_ON),
-    (128, False): InstructionMix(33.65, 11.56, 8.11, 1.25, 7.03, 4.0, source=_COUNTED_ON),
-    (128, True): InstructionMix(35.67, 11.67, 10.20, 1.25, 6.98, 4.0, source=_COUNTED_ON),
+    (64, False): InstructionMix(18.40, 5.51, 4.80, 1.12, 3.28, 2.0, source=_COUNTED_ON, issue_interval_cycles=2.5),
+    (64, True): InstructionMix(20.24, 5.56, 6.68, 1.12, 3.24, 2.0, source=_COUNTED_ON, issue_interval_cycles=2.5),
+    (128, False): InstructionMix(33.65, 11.56, 8.11, 1.25, 7.03, 4.0, source=_COUNTED_ON, issue_interval_cycles=1.75),
+    (128, True): InstructionMix(35.67, 11.67, 10.20, 1.25, 6.98, 4.0, source=_COUNTED_ON, issue_interval_cycles=1.75),
 }
+#: Wavefronts of a row step through SMEM and L1, by head dim, in the measured kernel (stalls_more_run1.csv, fa1_more).
+MEASURED_WAVEFRONTS = {64: 1250, 128: 1400}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Schedule:
     registers_per_thread: int
     ctas_per_sm: int
     mix: InstructionMix | None = None
+    wavefronts: int = 0
 
 
 def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -> Schedule:
@@ -85,7 +89,8 @@ def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -
     # the package's kernel was not counted: the same mathematics on the same tiles in Triton stands for it
     counted = implementation in ("flash_attn_1", "flash_attn_1_paper")
     mix = MEASURED_MIX.get((shape[2], problem.causal)) if counted else None
-    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix)
+    wavefronts = MEASURED_WAVEFRONTS[shape[2]] if implementation == "flash_attn_1_paper" and mix else 0
+    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix, wavefronts)
 
 
 #: Row steps of a launch (heads x row blocks x key blocks) up to which slices are interleaved as the kernel does it.

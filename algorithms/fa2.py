@@ -30,9 +30,9 @@ from algorithms.common import (
     softcap_ops,
     softmax_scale,
 )
-from algorithms.counted import residual_instructions, spread_over_matmuls
+from algorithms.counted import instructions_around, residual_instructions, spread_over_matmuls
 from algorithms.fa2_backward import build_backward
-from algorithms.fa2_code import code_bytes, has_whole_tiles, is_uneven, unrolled_blocks
+from algorithms.fa2_code import IN_STEP_SHARE, code_bytes, has_whole_tiles, is_uneven, unrolled_blocks
 from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_forward_counts
@@ -61,11 +61,13 @@ from simulator.program import (
     Program,
     Release,
     Role,
+    Signal,
     Store,
     Tensor,
     Tile,
     Trip,
     View,
+    Wait,
     tile,
     var,
 )
@@ -170,6 +172,8 @@ def roles(
     v_pipe = Pipe("v", t.tile_n, d, dtype, t.kv_stages, sets)
     head, kv_head = var("q_head"), var("kv_head")
     code, unrolled = code_bytes(problem, t, split), unrolled_blocks(problem, t)
+    # the kernel for whole tiles and no mask (IsEvenMNConst) looks for none
+    unmasked = not (split or problem.causal or problem.window is not None) and has_whole_tiles(problem, t)
     beyond_mask = max(0.0, (counts.masked_uneven if is_uneven(problem, t) else counts.masked) - 2.0)
 
     def fetch(first_row: str) -> list[Op]:
@@ -177,6 +181,8 @@ def roles(
         return [
             Acquire(k_pipe),
             Load(tile(tensors["K"], kv_head, row, t.tile_n, 0, d), k_pipe),
+            # V's copies are issued at the head of the iteration, once K has arrived (flash_fwd_kernel.h, cp_async_wait)
+            Wait("begun"),
             Acquire(v_pipe),
             Load(tile(tensors["V"], kv_head, row, t.tile_n, 0, d), v_pipe),
         ]
@@ -204,9 +210,10 @@ def roles(
             ops = [
                 Consume(k_pipe),
                 Barrier("block", sets),
+                *([Signal("begun")] if index == 0 else []),
                 Matmul(s, q, k_pipe, transpose_b=True),
                 *softcap_ops(s, problem),
-                *([mask_op(s, problem, row0, col, group)] if masked else []),
+                *([mask_op(s, problem, row0, col, group)] if masked and not unmasked else []),
                 # V is waited for before softmax: one barrier both publishes it and frees K's buffer
                 Consume(v_pipe),
                 Barrier("block", sets),
@@ -240,31 +247,35 @@ def roles(
         load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
         factor = (("factor", 1.0 / (1.0 - problem.dropout)),)
         rescale = [Compute("scale", o, (o,), rows, d, factor)] if problem.dropout else []
+        warps = min(4, t.num_warps)
+        begin = [fill(o, 0.0), fill(vectors["l"], 0.0), fill(vectors["m"], float("-inf"))]
+        end = epilogue(o, out, vectors, scale)
+        outside = Instructions("around", instructions_around(counts.around * 32 * warps / 2, [*begin, *end]))
         return Role(
             f"warps{index}",
             [
                 load_q,
+                outside,
                 # with a window every block is masked, and the blocks that are repeated ahead of the loop run once
                 *(
-                    [Fetch(code), Instructions("mask", (("issue", beyond_mask * rows * t.tile_n * unrolled),))]
+                    [Fetch(code, IN_STEP_SHARE), Instructions("mask", (("issue", beyond_mask * rows * t.tile_n * unrolled),))]
                     if problem.window is not None and not split
                     else []
                 ),
                 Barrier("q", sets),
-                fill(o, 0.0),
-                fill(vectors["l"], 0.0),
-                fill(vectors["m"], float("-inf")),
+                *begin,
                 Loop("j", var("n_masked"), body("masked_row", True)),
                 Loop("j", var("n_full"), body("full_row", False)),
                 *rescale,
-                *epilogue(o, out, vectors, scale),
+                outside,
+                *end,
                 # O leaves through Q's SMEM, so that whole rows are stored
                 Exchange("O", rows * d * 2, rows * d * 2),
                 Barrier("O", sets),
                 Store(View(out), o_tile(row0, rows)),
                 Store(View(vectors["lse"]), lse_tile(row0, rows)),
             ],
-            warps=4 if t.num_warps >= 4 else t.num_warps,
+            warps=warps,
         )
 
     return (loader, *(compute(i) for i in range(sets)))

@@ -15,6 +15,9 @@ from simulator.problem import AttentionProblem
 BYTES_OF_INSTRUCTION = 16
 #: Lane instructions of a score element that a window's mask takes inside the loop.
 _WINDOW_MASK = 3.0
+#: With a window all CTAs walk about as many blocks, stay in step and share what they fetch: each misses a fifth to a
+#: quarter of what does not fit (H200, stalls_more_run1.csv, fa2_window_more: 9 to 12 KB a warp of 48).
+IN_STEP_SHARE = 4
 
 
 def has_whole_tiles(problem: AttentionProblem, t: Fa2Tile) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from algorithms import kernels_cudnn, varlen
+from algorithms.combine import counter_fill
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -406,6 +407,8 @@ def build_forward(
         before.append(varlen.prepare_kernel(problem_run))
     else:
         coords, schedule = tile_coordinates(problem_run, t, packed)
+        if implementation == "cudnn_sm90" or schedule == "dynamic":
+            before.append(counter_fill("fill"))
     group, q_head = problem.group if packed else 1, var("q_head")
     cta = roles(
         problem_run,
@@ -430,6 +433,7 @@ def build_forward(
         ),
         ctas_per_sm=t.ctas_per_sm,
         schedule=schedule,
+        early_start=varlen.is_varlen(problem),
         path=instruction_path("wgmma", gpu),
         compute_dtype=problem.dtype,
         semaphores=(("turn0", 1),),

@@ -69,7 +69,7 @@ class TileCounts:
 
 # The last three columns: warps' instructions of launches with 512 to 1024 keys, with and without a mask (256: 128's).
 _FA2_FORWARD = {
-    64: TileCounts(InstructionMix(13.35, 5.83, 3.26, 1.03, 1.10, 2.0), 1230, 3680, 12_544, 660, 1.7, 4.5),
+    64: TileCounts(InstructionMix(13.35, 5.83, 3.26, 1.03, 1.10, 2.0), 1230, 3680, 12_544, 660, 2.5, 4.5),
     128: TileCounts(InstructionMix(19.46, 7.56, 4.42, 1.07, 2.26, 4.0), 1358, 7248, 7296, 865, 4.3, 8.4),
     256: TileCounts(InstructionMix(29.52, 9.69, 3.86, 1.07, 6.03, 8.0), 2368, 0, 0, 990, 4.3, 8.4),
 }

@@ -89,6 +89,7 @@ def _row_kernel(
         compute_dtype=dtype,
         coord_order="rows, head after head",
         launch_gap_cycles=CTA_LAUNCH_CYCLES,
+        short_code=True,
     )
 
 
@@ -288,6 +289,7 @@ def elementwise(
             coord_order="rows, head after head",
             ctas_each=ctas_each,
             launch_gap_cycles=CTA_LAUNCH_CYCLES,
+            short_code=True,
         )
         for part, (low, high) in enumerate(pairwise(edges))
         if high > low

@@ -187,7 +187,11 @@ def _suspicions(
     measured, expected = diagnosis.measured_us, diagnosis.expected
     low, high = diagnosis.interval
     physics = Physics.from_calibration(profile.calibration_parameters)
-    host_us = physics.host_launch_us * len(expected.kernels)
+    from algorithms.host_calls import host_call_us
+
+    host_us = host_call_us(
+        expected.implementation, expected.problem.pass_, len(expected.kernels), physics.host_launch_us
+    )
     yield Suspicion(
         "asynchronous timing",
         f"the host needs about {time_text(host_us)} to launch the call: a clock stopped without waiting for the GPU "

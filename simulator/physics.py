@@ -81,17 +81,17 @@ class Physics:
         1.35, 0.7, 2.5, "ratio", "loaded memory latency over the profile's idle latency"
     )
     kernel_ramp_us: float = _parameter(
-        1.8, 0.0, 6.0, "us", "start-up and drain of one kernel (launch processing, descriptor fetch, last flush)"
+        0.75, 0.0, 6.0, "us", "start and end of any kernel: what one without work takes on the GPU"
     )
-    next_kernel_ramp_us: float = _parameter(
-        1.0, 0.0, 4.0, "us", "start-up and drain of a call's further kernels, which partly overlap the one before"
+    cold_code_us: float = _parameter(
+        1.7, 0.0, 6.0, "us", "further start-up of a kernel of more than a few hundred instructions: they are fetched cold"
     )
     tma_setup_us: float = _parameter(
-        2.0, 0.0, 6.0, "us", "further start-up of a kernel with TMA: descriptors, barriers, warp specialisation"
+        1.0, 0.0, 6.0, "us", "further start-up of a kernel with TMA: descriptors, barriers, warp specialisation"
     )
-    graph_gap_us: float = _parameter(1.3, 0.0, 5.0, "us", "gap between dependent kernels of one call on the GPU")
+    graph_gap_us: float = _parameter(0.3, 0.0, 5.0, "us", "gap between dependent kernels of one call on the GPU")
     graph_launch_us: float = _parameter(
-        2.1, 0.0, 6.0, "us", "replay of a CUDA graph as events around it see it, beyond its kernels' span"
+        2.3, 0.0, 6.0, "us", "replay of a CUDA graph as events around it see it, beyond its kernels' span"
     )
     host_launch_us: float = _parameter(
         12.0, 0.0, 60.0, "us", "host time from one kernel launch of a framework to the next when the GPU is idle"

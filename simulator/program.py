@@ -274,7 +274,9 @@ class Kernel:
     the loop length at which half the reads that neighbouring CTAs have in common are still in step (0: none ever are).
     ``ctas_each`` > 1: each CTA of the list stands for that many of the hardware, which share its operations and follow
     each other on a slot. ``launch_gap_cycles`` passes from a CTA's end to the next one's start on its slot, where it
-    was seen (``None``: as the GPU's parameters say).
+    was seen (``None``: as the GPU's parameters say). ``short_code``: a few hundred instructions, which do not keep the
+    first warps waiting. ``early_start``: launched ahead of the end of the kernel before it (programmatic dependent
+    launch), so no gap lies between them.
     """
 
     name: str
@@ -293,6 +295,8 @@ class Kernel:
     in_step_iterations: float = 0.0
     ctas_each: int = 1
     launch_gap_cycles: float | None = None
+    short_code: bool = False
+    early_start: bool = False
 
     @property
     def ctas(self) -> int:

@@ -43,6 +43,7 @@ class KernelResult:
     busy: Mapping[str, float] = field(default_factory=dict)
     compute_dtype: str = "bf16"
     empty: float = 0.0
+    launched_ctas: int = 0
 
     def _sum(self, name: str) -> int:
         return sum(getattr(t, name) for t in self.traffic)

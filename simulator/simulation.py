@@ -131,6 +131,8 @@ def run_program(
     event_budget: int | None = None,
 ) -> Result:
     """Simulate a tile program that is already built."""
+    from algorithms.host_calls import host_call_us
+
     for kernel in program.kernels:
         if kernel.ctas > MOST_CTAS:
             wrong = f"{kernel.name}: {kernel.ctas:,} CTAs in one launch; up to {MOST_CTAS:,} are simulated"
@@ -139,16 +141,20 @@ def run_program(
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
     l2 = new_cache(program, profile, physics, conditions.l2_state, event_budget or EVENT_BUDGET)
     start_us, kernels, total_cycles = 0.0, [], 0.0
+    host_us = host_call_us(
+        program.implementation, program.problem.pass_, len(program.kernels), physics.host_launch_us
+    )
     for index, kernel in enumerate(program.kernels):
-        if index:
+        if index and not kernel.early_start:
             start_us += physics.graph_gap_us
         if conditions.timing == "eager":
             # an idle GPU waits for the host to launch each kernel
-            start_us = max(start_us, (index + 1) * physics.host_launch_us)
+            start_us = max(start_us, (index + 1) / len(program.kernels) * host_us)
         run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions, event_budget or EVENT_BUDGET)
-        # the first kernel of a call starts on an idle GPU with cold instructions; later ones are queued behind it
-        ramp_us = physics.next_kernel_ramp_us if index else physics.kernel_ramp_us
-        if uses_tma(kernel) and not any(uses_tma(k) for k in program.kernels[:index]):
+        ramp_us = physics.kernel_ramp_us
+        if not kernel.short_code:
+            ramp_us += physics.cold_code_us
+        if uses_tma(kernel):
             ramp_us += physics.tma_setup_us
         time_us = run.cycles / clock_hz * 1e6 + ramp_us
         total_cycles += time_us * clock_hz / 1e6
@@ -248,7 +254,7 @@ def _run_at_its_clock(
             run.cycles,
             times * run.cycles / clock_hz,
             times * float(run.traffic[2].sum() + run.traffic[3].sum()),
-            loaded_share(1.0 - run.empty, kernel.ctas, slots, profile.num_sms),
+            loaded_share(1.0 - run.empty, launched_ctas(kernel, slots), slots, profile.num_sms),
             conditions.calls,
         )
         wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
@@ -276,6 +282,14 @@ def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]
     return replace(kernel, coords=coords), kernel.ctas / int(kept.sum())
 
 
+def launched_ctas(kernel: Kernel, slots: int) -> int:
+    """CTAs that share a launch's work: the slots that a static schedule uses, where it does not use all of them."""
+    if kernel.schedule != "static":
+        return kernel.ctas
+    used = np.unique(np.flatnonzero(iterations_of(kernel)) % slots).size
+    return kernel.ctas if used == slots else max(1, used)
+
+
 def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> Activity:
     """What a simulated launch does to the clock, read off its result; ``calls`` of it follow each other."""
     running = 1.0 - kernel.waits["launch"]
@@ -288,7 +302,7 @@ def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> A
         kernel.hbm_read_bytes + kernel.hbm_write_bytes,
         loaded_share(
             1.0 - kernel.empty,
-            kernel.ctas,
+            kernel.launched_ctas or kernel.ctas,
             profile.num_sms * kernel.ctas_per_sm,
             profile.num_sms,
         ),
@@ -345,6 +359,7 @@ def _kernel_result(
         {"l2": run.l2_busy_share, "hbm": run.hbm_busy_share},
         tensor_dtype(kernel.compute_dtype),
         run.empty,
+        launched_ctas(kernel, profile.num_sms * run.ctas_per_sm),
     )
 
 
