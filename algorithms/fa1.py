@@ -32,7 +32,6 @@ from algorithms.standard_ops import beyond
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-from simulator.sm_costs import SMEM_LINE_BYTES
 from simulator.program import (
     Acquire,
     Await,
@@ -58,6 +57,7 @@ from simulator.program import (
     tile,
     var,
 )
+from simulator.sm_costs import SMEM_LINE_BYTES
 
 _V1 = "flash-attention@v1.0.9: csrc/flash_attn/src/fmha_fprop_kernel_1xN.h"
 IMPLEMENTATIONS = {

@@ -18,7 +18,7 @@ from simulator.profile import Profile
 #: Counted instructions per score element of the measured kernel by (head dim, causal): rows fa1_length_* of
 #: hardware_profiles/measurements/h200_sxm/mix_launches.csv over their row steps.
 _COUNTED_ON = "ncu, one H200, Triton 3.6, 2026-11-29"
-#: The interval between a warp's instructions leaves out what they wait for products (chains of 25 cycles), SMEM and HBM.
+#: The interval between a warp's instructions leaves out what they wait for products (chains of 25 cycles), SMEM, HBM.
 MEASURED_MIX = {
     (64, False): InstructionMix(18.40, 5.51, 4.80, 1.12, 3.28, 2.0, source=_COUNTED_ON, issue_interval_cycles=2.5),
     (64, True): InstructionMix(20.24, 5.56, 6.68, 1.12, 3.24, 2.0, source=_COUNTED_ON, issue_interval_cycles=2.5),

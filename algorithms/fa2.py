@@ -209,8 +209,8 @@ def roles(
             drop = [dropout_op("dropout", s, problem, row0, col)] if problem.dropout else []
             ops = [
                 Consume(k_pipe),
-                Barrier("block", sets),
                 *([Signal("begun")] if index == 0 else []),
+                Barrier("block", sets),
                 Matmul(s, q, k_pipe, transpose_b=True),
                 *softcap_ops(s, problem),
                 *([mask_op(s, problem, row0, col, group)] if masked and not unmasked else []),
@@ -258,7 +258,10 @@ def roles(
                 outside,
                 # with a window every block is masked, and the blocks that are repeated ahead of the loop run once
                 *(
-                    [Fetch(code, IN_STEP_SHARE), Instructions("mask", (("issue", beyond_mask * rows * t.tile_n * unrolled),))]
+                    [
+                        Fetch(code, IN_STEP_SHARE),
+                        Instructions("mask", (("issue", beyond_mask * rows * t.tile_n * unrolled),)),
+                    ]
                     if problem.window is not None and not split
                     else []
                 ),

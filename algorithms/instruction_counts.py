@@ -91,13 +91,14 @@ _FA3_FORWARD = {
     (256, True): InstructionMix(12.62, 5.77, 2.69, 1.05, 0.13, 0.53),
 }
 # V's transposition by the producer included
-_FA3_FP8 = {
-    (64, False): InstructionMix(6.52, 2.66, 1.92, 1.03, 0.13, 0.09),
-    (64, True): InstructionMix(7.02, 2.71, 2.16, 1.03, 0.14, 0.09),
-    (128, False): InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10),
-    (128, True): InstructionMix(7.57, 2.89, 2.43, 1.02, 0.25, 0.10),
-    (256, False): InstructionMix(10.04, 4.51, 2.58, 1.03, 0.45, 0.19),
-    (256, True): InstructionMix(10.60, 4.62, 2.83, 1.04, 0.50, 0.19),
+_FA3_FP8_ON = "ncu, one H200, tokenspeed-fa3 20260810, 2026-11-30 (mix_launches_more_run1.csv, fa3_fp8_mix)"
+_FA3_FP8_FORWARD = {
+    (64, False): InstructionMix(6.52, 2.66, 1.92, 1.03, 0.13, 0.09, source=_FA3_FP8_ON),
+    (64, True): InstructionMix(7.02, 2.71, 2.16, 1.03, 0.14, 0.09, source=_FA3_FP8_ON),
+    (128, False): InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10, source=_FA3_FP8_ON),
+    (128, True): InstructionMix(7.57, 2.89, 2.43, 1.02, 0.25, 0.10, source=_FA3_FP8_ON),
+    (256, False): InstructionMix(10.03, 4.51, 2.58, 1.03, 0.45, 0.19, source=_FA3_FP8_ON),
+    (256, True): InstructionMix(10.60, 4.62, 2.83, 1.04, 0.50, 0.19, source=_FA3_FP8_ON),
 }
 
 # kind of kernels_softmax.RowKernel -> counts at row lengths 2048, 4096, 16384 and 32768
@@ -181,7 +182,7 @@ def fa2_backward_counts(head_dim: int) -> TileCounts:
 def fa3_forward_mix(head_dim: int, causal: bool = False, dtype: str = "bf16") -> InstructionMix:
     """FA3 forward: softmax, rescaling of O and control per score element of the padded tile (prologue, epilogue and
     producer included). The rescale is head_dim / tile_n of ``fma``; the rest of it is 2.2 to 2.4 at every head dim."""
-    counted = _FA3_FP8 if dtype == "e4m3" else _FA3_FORWARD
+    counted = _FA3_FP8_FORWARD if dtype == "e4m3" else _FA3_FORWARD
     return _between({d: mix for (d, masked), mix in counted.items() if masked == causal}, head_dim)
 
 

@@ -84,7 +84,7 @@ class Physics:
         0.75, 0.0, 6.0, "us", "start and end of any kernel: what one without work takes on the GPU"
     )
     cold_code_us: float = _parameter(
-        1.7, 0.0, 6.0, "us", "further start-up of a kernel of more than a few hundred instructions: they are fetched cold"
+        1.7, 0.0, 6.0, "us", "further start-up of a kernel of more than a few hundred instructions: fetched cold"
     )
     tma_setup_us: float = _parameter(
         1.0, 0.0, 6.0, "us", "further start-up of a kernel with TMA: descriptors, barriers, warp specialisation"

@@ -51,7 +51,7 @@ MMA_SYNC_CHAIN_CYCLES = 25.0
 #: Code that an SM holds near its schedulers, and the pace at which a warp gets code that is not there. H200, counters
 #: of FA2 launches: kernels of up to 58 KB miss 2 KB a warp, of 67 and 80 KB with a causal mask 14 to 22, of 110 to 117
 #: KB 40 to 63; a request for 80 bytes that misses costs its warp 28 cycles.
-INSTRUCTION_CACHE_BYTES = 60 << 10
+INSTRUCTION_CACHE_BYTES = 64 << 10
 FETCH_CYCLES_PER_BYTE = 28 / 80
 #: Parts of an operation below this share of its longest part hide in it and cost no event of their own.
 NEGLIGIBLE_SHARE = 0.05

@@ -80,8 +80,8 @@ def test_cycles_of_pure_computation_do_not_depend_on_the_clock():
 
 def test_every_cta_runs_once_and_no_slot_runs_two():
     program = build_program("fa3", AttentionProblem(heads=20, seqlen_q=2048, head_dim=128, causal=True), GPU)
-    log = run(program.kernels[0], program=program, log=True).cta_log
-    assert len(log) == program.kernels[0].ctas
+    log = run(program.kernels[-1], program=program, log=True).cta_log
+    assert len(log) == program.kernels[-1].ctas
     assert (log[:, 2] > log[:, 1]).all() or (log[:, 2] >= log[:, 1]).all()
     for slot in np.unique(log[:, 0]):
         rows = log[log[:, 0] == slot]
@@ -156,7 +156,7 @@ def test_fa2_holds_two_ctas_an_sm_so_its_wave_ends_elsewhere():
 
 def reordered(program: Program, order: np.ndarray, schedule: str | None = None) -> Program:
     """``program`` with its kernel's CTAs in another order."""
-    kernel = program.kernels[0]
+    kernel = program.kernels[-1]
     coords = {name: values[order] for name, values in kernel.coords.items()}
     return replace(program, kernels=(replace(kernel, coords=coords, schedule=schedule or kernel.schedule),))
 
@@ -164,7 +164,7 @@ def reordered(program: Program, order: np.ndarray, schedule: str | None = None) 
 def test_longest_first_beats_shortest_first():
     problem = AttentionProblem(heads=6, seqlen_q=8192, head_dim=128, causal=True)
     program = build_program("fa3", problem, GPU)
-    length = program.kernels[0].coords["n_full"]
+    length = program.kernels[-1].coords["n_full"]
     longest = run_program_cycles(reordered(program, np.argsort(-length, kind="stable")))
     shortest = run_program_cycles(reordered(program, np.argsort(length, kind="stable")))
     assert longest < 0.95 * shortest
@@ -172,19 +172,19 @@ def test_longest_first_beats_shortest_first():
 
 def run_program_cycles(program: Program) -> float:
     """Cycles of the first kernel."""
-    return run(program.kernels[0], program=program).cycles
+    return run(program.kernels[-1], program=program).cycles
 
 
 def test_a_dynamic_schedule_balances_what_a_static_one_cannot():
     problem = AttentionProblem(heads=8, seqlen_q=8192, head_dim=128, causal=True)
     program = build_program("fa3", problem, GPU)
-    order = np.argsort(-program.kernels[0].coords["n_full"], kind="stable")
+    order = np.argsort(-program.kernels[-1].coords["n_full"], kind="stable")
     dynamic = run_program_cycles(reordered(program, order, "dynamic"))
     static = run_program_cycles(reordered(program, order, "static"))
     assert dynamic < static
     # equal tiles: nothing to balance
     even = build_program("fa3", problem.with_(causal=False, heads=33, kv_heads=33), GPU)
-    everything = np.arange(even.kernels[0].ctas)
+    everything = np.arange(even.kernels[-1].ctas)
     assert run_program_cycles(reordered(even, everything, "dynamic")) == pytest.approx(
         run_program_cycles(reordered(even, everything, "static")), rel=0.02
     )
@@ -243,7 +243,7 @@ P = AttentionProblem
 
 def test_a_log_changes_nothing():
     program = build_program("fa2", P(batch=2, heads=16, seqlen_q=2048, head_dim=128, causal=True), GPU)
-    kernel = program.kernels[0]
+    kernel = program.kernels[-1]
     plain, logged = run(kernel, program=program), run(kernel, program=program, log=True)
     assert plain.cycles == logged.cycles
     assert np.array_equal(plain.traffic, logged.traffic)
@@ -253,7 +253,7 @@ def test_a_log_changes_nothing():
 def test_waits_are_shares():
     for algorithm, causal in (("fa2", True), ("fa3", False)):
         program = build_program(algorithm, P(heads=40, seqlen_q=4096, head_dim=128, causal=causal), GPU)
-        waits = run(program.kernels[0], program=program).waits
+        waits = run(program.kernels[-1], program=program).waits
         assert all(share >= 0 for share in waits.values())
         assert sum(waits.values()) == pytest.approx(1.0, abs=0.02)
 

@@ -174,7 +174,7 @@ def test_resident_ctas_share_the_pipes():
 
 
 def test_busy_time_is_work_over_rate_and_waits_fill_the_time():
-    kernel = build_program("fa3", AttentionProblem(head_dim=128, seqlen_q=1024), GPU).kernels[0]
+    kernel = build_program("fa3", AttentionProblem(head_dim=128, seqlen_q=1024), GPU).kernels[-1]
     spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
     run = run_sm(ticked(kernel, spec), kernel.semaphores, {"n_masked": 1, "n_full": 7}, 500.0)
     m, n, k, blocks = 128, 176, 128, 8
@@ -198,7 +198,7 @@ def _cases():
 @pytest.mark.parametrize("algorithm,head_dim,causal", list(_cases()))
 def test_the_shortcut_equals_simulating_every_iteration(algorithm, head_dim, causal):
     problem = AttentionProblem(heads=64, seqlen_q=8192, head_dim=head_dim, causal=causal)
-    kernel = build_program(algorithm, problem, GPU).kernels[0]
+    kernel = build_program(algorithm, problem, GPU).kernels[-1]
     spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
     roles = ticked(kernel, spec)
     persistent = kernel.schedule != "grid"
@@ -226,7 +226,7 @@ def predicted(timing, k: int, masked: int, n: int, items: int = 1) -> float:
 @pytest.mark.parametrize("seqlen_k", [77, 256, 500, 900])
 def test_loops_too_short_to_be_steady_are_exact(algorithm, seqlen_k):
     problem = AttentionProblem(heads=64, seqlen_q=1024, seqlen_k=seqlen_k, head_dim=128)
-    kernel = build_program(algorithm, problem, GPU).kernels[0]
+    kernel = build_program(algorithm, problem, GPU).kernels[-1]
     spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
     trips = {name: int(kernel.coords[name][0]) for name in ("n_masked", "n_full")}
     for residents in sorted({1, occupancy(kernel, GPU)}):
@@ -251,7 +251,7 @@ def test_nested_loops_are_timed_by_differences():
 def test_equal_schedules_share_one_reading():
     spec = SmSpec.of(GPU, Physics(), "wgmma", "bf16")
     kernels = [
-        build_program("fa3", AttentionProblem(heads=h, seqlen_q=n, head_dim=128), GPU).kernels[0]
+        build_program("fa3", AttentionProblem(heads=h, seqlen_q=n, head_dim=128), GPU).kernels[-1]
         for h, n in ((8, 4096), (64, 16384))
     ]
     one, two = (timing_of(k, spec, (200.0, 700.0), 1, True) for k in kernels)
@@ -268,7 +268,7 @@ def test_trip_profile_names_what_carries_the_work():
 
 def test_latency_only_ever_costs_time():
     for algorithm in ("fa2", "fa3"):
-        kernel = build_program(algorithm, AttentionProblem(heads=64, seqlen_q=4096, head_dim=128), GPU).kernels[0]
+        kernel = build_program(algorithm, AttentionProblem(heads=64, seqlen_q=4096, head_dim=128), GPU).kernels[-1]
         spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
         periods = timing_of(kernel, spec, LATENCY_GRID_CYCLES, occupancy(kernel, GPU)).period_cycles[1]
         assert all(b >= a * 0.999 for a, b in pairwise(periods))
@@ -281,7 +281,7 @@ def _fa3_period(change=lambda op: op) -> float:
     """Cycles an iteration of FA3 in the published ablation (B=4, N=8448, H=16, d=128), operations changed."""
     problem = AttentionProblem(batch=4, heads=16, seqlen_q=8448, head_dim=128, dtype="fp16")
     gpu = load_profile("h100_sxm")
-    kernel = build_program("fa3", problem, gpu).kernels[0]
+    kernel = build_program("fa3", problem, gpu).kernels[-1]
     kernel = replace(kernel, roles=tuple(replace(r, ops=map_ops(r.ops, change)) for r in kernel.roles))
     spec = SmSpec.of(gpu, Physics(), kernel.path, kernel.compute_dtype)
     return timing_of(kernel, spec, (400.0, 800.0), 1).period_cycles[1][0]

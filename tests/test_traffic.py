@@ -151,7 +151,7 @@ def test_batch_and_heads_multiply():
         if algorithm in ("flash_decoding", "fa1"):
             continue  # their number of splits depends on how many heads there are
         single, many = traffic(algorithm, one), traffic(algorithm, one.with_(batch=3, heads=4, kv_heads=4))
-        shared = {"mask", "spill"}
+        shared = {"mask", "spill", "scheduler_metadata"}
         for name, (read, write) in single.items():
             if name not in shared:
                 assert many[name] == (6 * read, 6 * write), (algorithm, name)
