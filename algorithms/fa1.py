@@ -270,7 +270,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     )
 
 
-def wavefronts_of(ops: list, warps: int) -> int:
+def wavefronts_of(ops: list[Op], warps: int) -> int:
     """Wavefronts that the operands and exchanges of ``ops`` account for: of a product split by columns, every warp
     reads all of the first operand."""
     size = sum(op.bytes_written + op.bytes_read for op in ops if isinstance(op, Exchange))

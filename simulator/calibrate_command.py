@@ -134,7 +134,9 @@ def calibration_section(profile, physics, fitted, results, digest: str, files: l
         else:
             entry["identified_by"] = FIXED_BY_MICROBENCHMARK.get(name, "default")
         parameters[name] = entry
-    residuals = {r.stage: {"rows": r.rows, "mean_abs_log_error": round(r.after, 5)} for r in results}
+    # stages that were not run again keep what they reached
+    residuals = dict(profile.calibration.provenance.get("residuals", {}))
+    residuals |= {r.stage: {"rows": r.rows, "mean_abs_log_error": round(r.after, 5)} for r in results}
     provenance = {
         "data": ", ".join(files),
         "data_sha256": digest,

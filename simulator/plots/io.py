@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -66,6 +67,20 @@ def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None):
     return figure, axes
 
 
+def _name_tensors(axes, place: int, algorithm: str, parts: list[Row], total: float) -> None:
+    """Each tensor's name once across its neighbouring parts, where it fits: about 65 letters go across the panel."""
+    start = 0.0
+    for tensor, run in groupby(parts, key=lambda part: part["tensor"]):
+        share = sum(part["bytes"] for part in run) / total
+        if share >= (len(tensor) + 2) / 65:
+            axes.text(
+                100 * (start + share / 2), place, tensor, ha="center", va="center",
+                fontsize=7.5, gid=f"series-{algorithm}",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+            )  # fmt: skip
+        start += share
+
+
 def _bars(left, right, rows: list[Row], title: str) -> None:
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     totals = {a: sum(r["bytes"] for r in rows if r["algorithm"] == a) for a in algorithms}
@@ -90,14 +105,8 @@ def _bars(left, right, rows: list[Row], title: str) -> None:
             }
             left.barh(place, part["bytes"], left=start * totals[algorithm], height=0.7, **style)
             right.barh(place, 100 * share, left=100 * start, height=0.7, **style)
-            # a tensor is named where its name fits: about 70 letters across the panel
-            if share >= (len(part["tensor"]) + 1.5) / 70:
-                right.text(
-                    100 * (start + share / 2), place, part["tensor"], ha="center", va="center",
-                    fontsize=7.5, gid=f"series-{algorithm}",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
-                )  # fmt: skip
             start += share
+        _name_tensors(right, place, algorithm, parts, totals[algorithm])
         left.text(
             totals[algorithm] + 0.02 * largest, place, bytes_text(totals[algorithm]), va="center", fontsize=8,
             color=text_colour(algorithm), gid=f"series-{algorithm}",
