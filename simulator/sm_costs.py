@@ -236,12 +236,19 @@ def _compile_op(op: Op, warps: int, spec: SmSpec):
         missing = max(0, op.code_bytes - INSTRUCTION_CACHE_BYTES) / op.times
         return Timed("work", (), missing * FETCH_CYCLES_PER_BYTE)
     if isinstance(op, Barrier):
-        return Timed("barrier", key=op.name, number=op.parties, latency=spec.barrier_latency)
+        latency = spec.barrier_latency * _barrier_share(warps * op.parties)
+        return Timed("barrier", key=op.name, number=op.parties, latency=latency)
     if isinstance(op, Wait):
         return Timed("wait", key=op.name, latency=spec.barrier_latency)
     if isinstance(op, Signal):
         return Timed("signal", key=op.name)
     raise TypeError(f"no cost rule for {type(op).__name__}")
+
+
+def _barrier_share(warps: int) -> float:
+    """Latency of a barrier of ``warps`` over that of one of eight (H200, micro_run1.csv barrier: 20.6, 28.5, 36.5 and
+    76.5 cycles for 4, 8, 12 and 32 warps)."""
+    return (12.6 + 2.0 * warps) / (12.6 + 2.0 * 8)
 
 
 #: Row reductions: what follows them needs their result for every element.
