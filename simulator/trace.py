@@ -80,7 +80,8 @@ def _slice(pid: int, tid: int, name: str, category: str, start_us: float, end_us
 def _gpu_tracks(pid: int, name: str, kernels: tuple[KernelObservation, ...]) -> list[Event]:
     events = _process(pid, name)
     named = set()
-    slots = max(kernel.ctas_per_sm for kernel in kernels)
+    # an SM has a track for each slot that some launch uses
+    slots = 1 + max(int(kernel.ctas[:, 0].max()) // kernel.num_sms for kernel in kernels)
     for kernel in kernels:
         for cta, (slot, start, end) in enumerate(kernel.ctas):
             sm, part = int(slot) % kernel.num_sms, int(slot) // kernel.num_sms
