@@ -164,9 +164,8 @@ QUESTIONS = (*_FIRST, *(Question(*entry) for entry in MORE))
 NOTES = {
     1: "the H20 is bound by padded tensor work, the H100 by memory. The H100's variant is not stated: 1.85 TB/s is 55 %"
     " of the SXM's bandwidth but 91 % of the PCIe part's, which the model explains without a loss by pages of 8.",
-    7: "FA4's paged kernels are not modelled. On our H200 FA3's gathers lose 6 to 7 % from pages of 256 to pages of 1 "
-    "at equal HBM bytes (counters); latency is flat to 17 GB, so it is no TLB; what is left is DRAM locality, "
-    "which is not modelled.",
+    7: "FA4's paged kernels are not modelled. On our H200 FA3's gathers lose 6 % from pages of 256 to pages of 1: DRAM "
+    "rows found closed (micro_pages.csv), which is modelled; nothing there comes near this thread's factor of 4.6.",
     11: "FlashMLA's rows are compared with FA3's MLA kernel, which streams the same bytes.",
     12: "as 11, on the H20: tensor-bound, so that the low bandwidth is right.",
     42: "shape not stated: no prediction; 70 times off the other GPU is a fault, as the thread concluded.",

@@ -21,6 +21,7 @@ from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
 from simulator.program import Index, Kernel, Load, Loop
 from simulator.read_sharing import unseen_read_bytes
+from simulator.row_locality import read_cost
 from simulator.sm import TICKS_PER_CYCLE
 from simulator.sm_costs import CAUSES, SmSpec
 from simulator.sm_timing import SmTiming, timing_of
@@ -131,6 +132,7 @@ class _Prepared:
         order = sorted(range(len(rows)), key=lambda a: rows[a][0])
         positions = np.array([rows[a][0] for a in order], np.int64)
         self.accesses = np.array([rows[a][1] for a in order], np.int64).reshape(len(rows), engine.ACCESS_COLUMNS)
+        self.read_costs = np.array([read_cost(accesses[a].tile) for a in order], np.float64)
         bounds = np.arange(len(names) + engine.POSITIONS + 1) - engine.POSITIONS
         self.first_access = np.searchsorted(positions, bounds)
         self.ctas = np.empty((n, len(self._columns)), np.int64)
@@ -280,6 +282,7 @@ def run_kernel(
         np.full(len(prepared.segments), plan.chunk, np.int64),
         prepared.aligned(plan.chunk, l2),
         prepared.accesses,
+        prepared.read_costs,
         prepared.first_access,
         l2.shape,
         l2.capacity,

@@ -97,6 +97,7 @@ def replay(
     seg_chunk,  # [seg]
     seg_align,  # [seg] access whose L2 blocks bound the chunks, or -1
     accesses,  # [acc, column] by position
+    read_costs,  # [acc] HBM time of missed bytes over that of bytes in order
     first,  # [seg + POSITIONS + 1] the first access of a position
     shape,
     capacity,
@@ -188,7 +189,7 @@ def replay(
                 state[slot, _SEGMENT] = current + 1
                 state[slot, _ITERATION] = 0
         i0 = state[slot, _ITERATION] if segment >= 0 else 0
-        got, missed, share = 0, 0, 0.0
+        got, missed, share, read_ticks = 0, 0, 0.0, 0.0
         before = scal[WRITTEN_BACK]
         for a in range(first[segment + POSITIONS], first[segment + POSITIONS + 1]):
             access = accesses[a]
@@ -241,6 +242,7 @@ def replay(
                 asked += b
                 got += b * (1 + extra)
                 missed += m
+                read_ticks += m * read_costs[a] * hbm_ticks_per_byte
                 if extra > 0:
                     booked[SM_READ if kind == READ else SM_WRITE, tensor] += b * extra
             if scal[LATE] > late:
@@ -258,8 +260,8 @@ def replay(
             busy[inside, 1] += back * hbm_write_ticks_per_byte
         latency = l2_latency
         if missed > 0:
-            hbm_free = max(hbm_free, float(t)) + missed * hbm_ticks_per_byte
-            busy[inside, 1] += missed * hbm_ticks_per_byte
+            hbm_free = max(hbm_free, float(t)) + read_ticks
+            busy[inside, 1] += read_ticks
             hbm_bound = hbm_free > done
             done = max(done, hbm_free)
             # of several iterations those wait for HBM that miss some tensor's tile
