@@ -108,6 +108,19 @@ def _age(from_band: int, capacity: int, blocks: np.ndarray, scal: np.ndarray, co
 
 
 @compiled
+def _spread(millionths: int) -> Any:
+    """As many of a mask's 64 bits, in eighths, as ``millionths`` say: the same ones of every byte, far from each other.
+
+    Byte ``n`` of the constant has ``n`` bits, those of byte ``n - 1`` among them.
+    """
+    eighths = np.uint64((millionths * 8 + 500_000) // 1_000_000)
+    if eighths >= np.uint64(8):
+        return np.uint64(0xFFFFFFFFFFFFFFFF)
+    byte = (np.uint64(0x7F77575551110100) >> (eighths * np.uint64(8))) & np.uint64(0xFF)
+    return byte * np.uint64(0x0101010101010101)
+
+
+@compiled
 def touch(
     block: int,
     mask: int,
@@ -124,7 +137,8 @@ def touch(
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
     A block that holds bytes is in the list of blocks by use, which reaches beyond the capacity: how far back a block
-    was used decides what share of it is still there.
+    was used decides what share of it is still there, of what is asked for now and of the rest (which would otherwise
+    come back to the front unfetched).
     """
     none = np.uint64(0)
     have = np.uint64(blocks[block, _PRESENT])
@@ -141,20 +155,38 @@ def touch(
             new_bytes = size - size * _popcount(overlap) // _popcount(mask)
     band = 0
     lost = 0
+    gone = 0
     if held > 0:
         band = blocks[block, _BAND]
-        again = size - new_bytes
-        lost = again - again * scal[_HITS + band] // 1_000_000
-    new_bytes = min(new_bytes, limit - held)
+        hits = scal[_HITS + band]
+        if hits < 1_000_000:
+            again = size - new_bytes
+            lost = again - again * hits // 1_000_000
+            if held > again:
+                # the same share of what is not asked for now is gone as well
+                rest = have & ~mask
+                kept = rest & _spread(hits)
+                if rest != none:
+                    gone = (held - again) - (held - again) * _popcount(kept) // _popcount(rest)
+                elif 2 * hits < 1_000_000:
+                    gone = held - again
+                have = kept | (have & mask)
+    new_bytes = min(new_bytes, limit - held + gone)
     # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
     # capacity again, so that what was modified is written back
-    if held > 0 and scal[_HEAD] == block and band <= LAST_INSIDE:
+    if held > 0 and scal[_HEAD] == block and band <= LAST_INSIDE and gone == 0:
         scal[_BYTES + band] += new_bytes
     else:
         if held > 0:
             _remove(block, blocks, scal)
         else:
             blocks[block, _OWNER] = owner
+        if gone > 0:
+            held -= gone
+            written = max(0, blocks[block, _DIRTY] - held)
+            blocks[block, _DIRTY] -= written
+            counters[HBM_WRITE, owner] += written
+            scal[WRITTEN_BACK] += written
         _push_front(block, blocks, scal)
         scal[_BYTES] += held + new_bytes
     blocks[block, _HELD] = held + new_bytes
