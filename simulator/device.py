@@ -296,6 +296,7 @@ def run_kernel(
         residents,
         prepared.ctas_each * _loads_in_turn(kernel),
         gap_ticks,
+        not persistent and not kernel.trips,
         ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
         ticks_per_s / hbm,
         ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty),

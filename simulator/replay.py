@@ -111,6 +111,7 @@ def replay(
     occupancy,
     requests,  # how many times in turn a CTA of the list asks for its bytes: CTAs it stands for x loads of each
     launch_gap,
+    gap_is_crowded,  # whether a full SM's times include CTAs that are being launched, as a closed queue's do
     l2_ticks_per_byte,
     hbm_ticks_per_byte,
     hbm_write_ticks_per_byte,
@@ -157,7 +158,8 @@ def replay(
         segment = PROLOGUE
         chunk = 1
         if state[slot, _PHASE] == 0:
-            active[sm] += 1
+            if cta < n_slots or not gap_is_crowded:
+                active[sm] += 1
             state[slot, _STARTED] = t
             state[slot, _ROUND], state[slot, _ITERATION], o = 0, 0, 0
         else:
@@ -279,7 +281,8 @@ def replay(
         x = latency + queue
 
         if segment == EPILOGUE:
-            active[sm] -= 1
+            if not gap_is_crowded:
+                active[sm] -= 1
             started = state[slot, _STARTED]
             busy[inside, 2] += t - started
             if t > end:
@@ -298,6 +301,8 @@ def replay(
                 state[slot, _PHASE] = 0
                 _settle(tree, leaves, slot, ((t + launch_gap) << shift) | slot)
             else:
+                if gap_is_crowded:
+                    active[sm] -= 1
                 _settle(tree, leaves, slot, NEVER)
             continue
 

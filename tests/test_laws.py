@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from law_settings import MORE, laws
 
@@ -99,9 +99,19 @@ def program(algorithm: str, problem: AttentionProblem, gpu):
 
 
 # Bounds --------------------------------------------------------------------------------------------------------------
+#: Found at night: copies of K for each query head, bound by the ALU of SMs that hold 16 CTAs while others are launched.
+CROWDED = (
+    AttentionProblem(batch=3, heads=8, kv_heads=1, seqlen_q=1, seqlen_k=527, head_dim=256, dtype="fp16"),
+    with_values(
+        BASES["a100_sxm4_80gb"], {"num_sms": 54, "alu_per_cycle_per_sm": 22.6, "issue_slots_per_cycle_per_sm": 8.0}
+    ),
+)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @laws(40)
 @given(problem=problems(), gpu=hardware())
+@example(*CROWDED)
 def test_no_run_beats_its_resources(algorithm, problem, gpu):
     physics = Physics()
     result = run(algorithm, problem, gpu, clock_mhz=CLOCK_MHZ, physics=physics)
