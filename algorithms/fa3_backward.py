@@ -23,7 +23,7 @@ from algorithms.common import (
 )
 from algorithms.fa3_backward_roles import roles
 from algorithms.in_step import IN_STEP_ITERATIONS
-from algorithms.instruction_counts import InstructionMix
+from algorithms.instruction_counts import InstructionMix, fa4_backward_mix
 from algorithms.kernel_tables import BackwardTile, fa3_backward_tile
 from algorithms.kernels_common import registers_at_launch
 from simulator.errors import UnsupportedError
@@ -62,7 +62,7 @@ def _main_kernel(
     t: BackwardTile,
     tensors: dict[str, Tensor],
     gpu: Profile,
-    mix: InstructionMix | None = None,
+    mix: InstructionMix,
 ) -> Kernel:
     p = problem
     by_sequence = varlen.is_varlen(p)
@@ -133,7 +133,7 @@ def build_backward(
     notes = []
     if p.head_dim_v < p.head_dim:
         notes.append(NARROW_V)
-    mix = None
+    masked = p.causal or p.window is not None
     if impl.name == kernels_cudnn.NAME:
         if p.head_dim > 128:
             raise UnsupportedError(f"head_dim {p.head_dim}: {impl.name}'s backward takes head dims up to 128")
@@ -141,6 +141,7 @@ def build_backward(
         mix = kernels_cudnn.cudnn_backward_mix(p.head_dim, p.causal)
         t = kernels_cudnn.cudnn_backward_tile(p.head_dim, p.dtype, gqa=grouped)
     else:
+        mix = fa4_backward_mix(p.head_dim, masked)
         t = fa3_backward_tile(p.head_dim, p.dtype, p.causal, p.window is not None, grouped)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(

@@ -50,7 +50,7 @@ class Gemms:
     """How the two warpgroups share each product, as data (interface.py ``_tile_size_bwd_sm90``).
 
     ``transposed``: S, dP, P, dS are held keys x queries (SdP_swapAB), each warpgroup its keys. ``dkv``: warpgroups
-    share dK and dV by ``keys``, by ``head_dim``, or by keys with dK held transposed (``keys_swapped``).
+    share dK and dV by ``keys``, or, held transposed, by keys (``keys_swapped``) or head dim (``head_dim_swapped``).
     ``dq``: they share dQ by ``rows``, ``head_dim``, ``head_dim_swapped`` (dQ held transposed) or ``one`` makes all.
     """
 
@@ -62,7 +62,7 @@ class Gemms:
     def of(cls, t: BackwardTile) -> Gemms:
         d = t.padded_head_dim
         if d > 192:
-            return cls(False, "head_dim", "head_dim")
+            return cls(False, "head_dim_swapped", "head_dim")
         if d > 128:
             return cls(False, "keys_swapped", "head_dim")
         if t.dq_warpgroups == 1:
@@ -104,9 +104,9 @@ def _warpgroup(
     t: BackwardTile,
     tensors: dict[str, Tensor],
     pipes: dict[str, Pipe],
-    mix: InstructionMix | None,
+    mix: InstructionMix,
 ) -> Role:
-    """One of the two MMA warpgroups; ``mix``: its counted instructions, where they were counted."""
+    """One of the two MMA warpgroups; ``mix``: its counted instructions."""
     g = Gemms.of(t)
     bm, bn, d, dtype = t.tile_m, t.tile_n, t.padded_head_dim, problem.dtype
     scale = problem.head_dim**-0.5
@@ -143,7 +143,7 @@ def _warpgroup(
     elif g.dkv == "keys":
         dk, dv = Buffer("dK", keys, d), Buffer("dV", keys, d)
     else:
-        dk, dv = Buffer("dK", bn, half), Buffer("dV", bn, half)
+        dk, dv = Buffer("dK", half, bn), Buffer("dV", half, bn)
 
     makes_dq = g.dq != "one" or index == 0
     dq_smem = Buffer("dQ_smem", bm, d, "fp32", "smem")
@@ -165,13 +165,13 @@ def _warpgroup(
             return View(buffer, 0, bm, first_key, keys)
 
         def keys_product(out: Buffer, probabilities: Buffer, in_smem: Buffer, rows: Pipe, token: str) -> Matmul:
-            """``out += probabilities^T @ rows``: dV with P and dO, dK with dS and Q."""
+            """``out += probabilities^T @ rows`` or its transpose: dV with P and dO, dK with dS and Q."""
             if g.dkv == "keys":
                 return Matmul(out, probabilities, rows, accumulate=True, token=token)
             if g.dkv == "keys_swapped":
                 return Matmul(out, rows, own_part(in_smem), transpose_a=True, accumulate=True, token=token)
             columns = View(rows, 0, bm, index * half, half)
-            return Matmul(out, in_smem, columns, transpose_a=True, accumulate=True, token=token)
+            return Matmul(out, columns, in_smem, transpose_a=True, accumulate=True, token=token)
 
         if g.dq == "head_dim_swapped":
             to_dq = Matmul(dq, View(k, 0, bn, index * half, half), ds_smem, transpose_a=True, token="dQ")
@@ -237,7 +237,7 @@ def _warpgroup(
             Release(q),
             Release(pipes["LSE"]),
         ]
-        return ops if mix is None else among_streams(ops, ops, mix, s.rows * s.cols)
+        return among_streams(ops, ops, mix, s.rows * s.cols)
 
     return Role(
         f"warpgroup{index}",
@@ -249,6 +249,7 @@ def _warpgroup(
             *_row_loops(t, body),
             *_epilogue(index, problem, t, tensors, {"dV": dv, "dK": dk}, g, scale),
         ],
+        issue_interval_cycles=mix.issue_interval_cycles,
     )
 
 
@@ -267,7 +268,7 @@ def _epilogue(
     dtype = "fp32" if grouped else problem.dtype
     ops: list[Op] = []
     for name, buffer in results.items():
-        if g.dkv == "head_dim":
+        if g.dkv == "head_dim_swapped":
             rows, cols, row, col = t.tile_n, half, var("key0"), index * half
         else:
             rows, cols, row, col = keys, t.padded_head_dim, var("key0") + index * keys, 0
@@ -277,7 +278,7 @@ def _epilogue(
         if not grouped:
             source = Buffer(f"{name}_16", buffer.rows, buffer.cols, dtype)
             ops.append(Compute("convert", source, (buffer,), rows, cols))
-        fn = "relabel_transposed" if g.dkv == "keys_swapped" else "copy"
+        fn = "copy" if g.dkv == "keys" else "relabel_transposed"
         if grouped:
             row = row + shift_index(problem, "acc_key_shift")
         place = tile(tensors[f"{name}_accum" if grouped else name], var("kv_head"), row, rows, col, cols)
@@ -336,7 +337,7 @@ def _loader(t: BackwardTile, tensors: dict[str, Tensor], pipes: dict[str, Pipe],
 
 
 def roles(
-    problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], mix: InstructionMix | None = None
+    problem: AttentionProblem, t: BackwardTile, tensors: dict[str, Tensor], mix: InstructionMix
 ) -> tuple[Role, ...]:
     """Loader, dQ writer and both warpgroups of one CTA.
 

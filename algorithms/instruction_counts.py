@@ -11,7 +11,7 @@ wgmma instructions. ``issue`` holds everything, so its excess over the named pip
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import InputError
 
@@ -101,6 +101,23 @@ _FA3_FP8_FORWARD = {
     (256, True): InstructionMix(10.60, 4.62, 2.83, 1.04, 0.50, 0.19, source=_FA3_FP8_ON),
 }
 
+# (head dim, masked) of flash_attn_4_sm90's main backward kernel, producer, dQ's writer, prologue and epilogue included,
+# without the uniform pipe's instructions (1.2 to 11.9): descriptors of wgmma, made while the products before them run
+_FA4_ON = "ncu, one H200, flash-attn-4 4.0.0b36, 2026-11-30 (mix_launches_fa4_run1.csv, stalls_fa4_run1.csv)"
+
+
+def _fa4(issue: float, fma: float, alu: float, lsu: float, tensor: float, interval: float) -> InstructionMix:
+    return InstructionMix(issue, fma, alu, 1.0, lsu, tensor, source=_FA4_ON, issue_interval_cycles=interval)
+
+
+_FA4_BACKWARD = {
+    (64, False): _fa4(9.36, 3.29, 2.42, 1.41, 0.50, 2.67),
+    (64, True): _fa4(10.73, 3.48, 3.55, 1.42, 0.50, 2.45),
+    (128, False): _fa4(9.78, 3.33, 2.38, 1.02, 0.85, 3.34),
+    (128, True): _fa4(11.79, 3.59, 3.59, 1.08, 1.00, 2.59),
+    (256, True): _fa4(24.69, 4.44, 5.49, 2.72, 4.25, 2.61),
+}
+
 # kind of kernels_softmax.RowKernel -> counts at row lengths 2048, 4096, 16384 and 32768
 _SOFTMAX_FORWARD = {
     # 652, 1260 and 2476 instructions a warp for rows of 512, 1024 and 2048, 388 for two rows of 128
@@ -137,10 +154,9 @@ def _between(table: dict[int, InstructionMix], head_dim: int) -> InstructionMix:
         return table[counted[upper]]
     low, high = counted[upper - 1], counted[upper]
     t = (head_dim - low) / (high - low)
-    names = ("issue", "fma", "alu", "xu", "lsu", "tensor")
-    values = (getattr(table[low], n) + t * (getattr(table[high], n) - getattr(table[low], n)) for n in names)
-    issue, fma, alu, xu, lsu, tensor = values
-    return InstructionMix(issue, fma, alu, xu, lsu, tensor, source=f"{COUNTED_ON}; between head dims {low} and {high}")
+    names = ("issue", "fma", "alu", "xu", "lsu", "tensor", "issue_interval_cycles")
+    values = {n: getattr(table[low], n) + t * (getattr(table[high], n) - getattr(table[low], n)) for n in names}
+    return InstructionMix(**values, source=f"{table[low].source}; between head dims {low} and {high}")
 
 
 def _nearest(table: dict[int, TileCounts], head_dim: int) -> TileCounts:
@@ -177,6 +193,17 @@ def fa2_forward_counts(head_dim: int, split: bool = False) -> TileCounts:
 def fa2_backward_counts(head_dim: int) -> TileCounts:
     """FA2 backward main kernel, counted at 64 and 128."""
     return _nearest(_FA2_BACKWARD, head_dim)
+
+
+def fa4_backward_mix(head_dim: int, masked: bool = False) -> InstructionMix:
+    """flash_attn_4_sm90's main backward kernel with (``masked``) and without a causal mask or window, per score element
+    of the padded tile. 256 was counted with a mask only: without, it does not do what the mask costs at head dim 64,
+    where both kernels have one tile."""
+    if head_dim <= 128 or masked:
+        return _between({d: mix for (d, m), mix in _FA4_BACKWARD.items() if m == masked}, max(head_dim, 64))
+    plain, mask, wide = (_FA4_BACKWARD[k] for k in ((64, False), (64, True), (256, True)))
+    less = {n: getattr(wide, n) - (getattr(mask, n) - getattr(plain, n)) for n in ("issue", "fma", "alu", "lsu")}
+    return _between({128: _FA4_BACKWARD[128, False], 256: replace(wide, **less)}, head_dim)
 
 
 def fa3_forward_mix(head_dim: int, causal: bool = False, dtype: str = "bf16") -> InstructionMix:

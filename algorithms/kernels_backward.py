@@ -143,7 +143,7 @@ def fa2_backward_tile(
     )
 
 
-_CUTE = "flash-attention:flash_attn/cute/interface.py _tile_size_bwd_sm90; flash_bwd_sm90.py"
+_CUTE = "flash-attn-4 4.0.0b36: flash_attn/cute/interface.py _tile_size_bwd_sm90; flash_bwd_sm90.py"
 
 
 def _cute_helpers(tile_m: int, tile_n: int, dq_threads: int, gqa: bool) -> tuple[HelperKernel, ...]:
@@ -188,7 +188,9 @@ def fa3_backward_tile(
     require_16_bit(dtype, "the CuTe Hopper backward")
     if not 8 <= head_dim <= 256 or head_dim % 8:
         raise InputError(f"head_dim {head_dim}: the CuTe Hopper backward takes multiples of 8 up to 256")
-    d = -(-head_dim // 16) * 16
+    # dK and dV held transposed put the head dim on wgmma's 64 rows
+    multiple = 16 if head_dim <= 128 else 64
+    d = -(-head_dim // multiple) * multiple
     if d <= 64:
         m, n, q, do, pds, rs, dq_wgs = 128, 128, 2, 2, 2, True, 2
     elif d <= 96:
@@ -198,7 +200,7 @@ def fa3_backward_tile(
     elif d <= 192:
         m, n, q, do, pds, rs, dq_wgs = 64, 96, 2, 1, 1, False, 2
     else:
-        m, n, q, do, pds, rs, dq_wgs = 64, 64, 1, 1, 1, False, 2
+        m, n, q, do, pds, rs, dq_wgs = 64, 48, 2, 1, 1, False, 2
     pds_bytes = m * n * 2 * pds
     stats = 4 * -(-m // 64) * 64 * (q + do)
     smem = 2 * d * (m * (q + do) + 2 * n) + pds_bytes * (1 if rs else 2) + 4 * m * d + stats + 8 * 2 * (q + do)
