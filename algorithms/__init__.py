@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 
-from algorithms.tile_search import TileChoice
+from algorithms.tile_search import TileChoice, Tiles, TileSpace, TileSpaces
 from simulator.errors import InputError, UnsupportedError, did_you_mean
 from simulator.problem import MOST_CTAS, AttentionProblem
 from simulator.profile import Profile
@@ -45,12 +46,12 @@ def build_program(
     gpu: Profile,
     implementation: str | None = None,
     hypothetical: bool = False,
-    tiles: TileChoice | None = None,
+    tiles: TileChoice | Tiles | None = None,
 ) -> Program:
     """The tile program of ``problem`` on ``gpu``; ``implementation`` ``None`` takes the algorithm's default there.
 
-    ``tiles`` (a :class:`~algorithms.tile_search.TileChoice`) replaces the kernel's own tile in algorithms that can
-    choose; :class:`~simulator.errors.UnsupportedError` in others.
+    ``tiles`` replaces the kernels' own: a :class:`~algorithms.tile_search.TileChoice` by part of the call, or one for
+    a call of one part; :class:`~simulator.errors.UnsupportedError` where a part's tile is fixed or does not fit.
     """
     module = algorithm_module(algorithm)
     # no kernel here gives more queries than this to one CTA: refused before its grid is made
@@ -58,14 +59,48 @@ def build_program(
     if least > MOST_CTAS:
         wrong = f"at least {least:,} CTAs (sequences x KV heads x 256 queries); up to {MOST_CTAS:,} are simulated"
         raise UnsupportedError(f"{wrong}: take fewer sequences, heads or queries")
-    chosen = implementation or default_implementation(algorithm, gpu, problem)
-    if chosen not in module.IMPLEMENTATIONS:
-        hint = did_you_mean(chosen, module.IMPLEMENTATIONS)
-        known = ", ".join(module.IMPLEMENTATIONS)
-        raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s; {hint}known: {known}")
+    chosen = known_implementation(algorithm, gpu, problem, implementation)
     build: Callable[..., Program] = module.build
     if tiles is None:
         return build(problem, chosen, gpu, hypothetical)
-    if not hasattr(module, "forward_tile"):
-        raise UnsupportedError(f"tiles: {algorithm}'s tiles are fixed in its kernels; only fa2 and fa3 can choose")
-    return build(problem, chosen, gpu, hypothetical, tiles)
+    by_part = _by_part(tiles, algorithm, problem, chosen, gpu)
+    program = build(problem, chosen, gpu, hypothetical, by_part)
+    said = {part: str(choice) for part, choice in by_part.items()}
+    return replace(program, attributes={**program.attributes, "tiles": said})
+
+
+def known_implementation(algorithm: str, gpu: Profile, problem: AttentionProblem, implementation: str | None) -> str:
+    """``implementation``, or the algorithm's default; :class:`InputError` where the algorithm has none of that name."""
+    implementations = algorithm_module(algorithm).IMPLEMENTATIONS
+    chosen = implementation or default_implementation(algorithm, gpu, problem)
+    if chosen not in implementations:
+        hint = did_you_mean(chosen, implementations)
+        known = ", ".join(implementations)
+        raise InputError(f"implementation: {chosen!r} is not one of {algorithm}'s; {hint}known: {known}")
+    return chosen
+
+
+def tile_spaces(algorithm: str, problem: AttentionProblem, gpu: Profile, implementation: str | None) -> TileSpaces:
+    """By part of a call (a pass, or a product of unfused attention), what tile may be chosen, or why none."""
+    chosen = known_implementation(algorithm, gpu, problem, implementation)
+    found: TileSpaces = algorithm_module(algorithm).tile_spaces(problem, chosen, gpu)
+    return found
+
+
+def _by_part(
+    tiles: TileChoice | Tiles, algorithm: str, problem: AttentionProblem, implementation: str, gpu: Profile
+) -> Tiles:
+    """``tiles`` by part, each of a part that is open."""
+    spaces = tile_spaces(algorithm, problem, gpu, implementation)
+    if isinstance(tiles, TileChoice):
+        if len(spaces) > 1:
+            example = ",".join(f"{part}={tiles}" for part in spaces)
+            raise UnsupportedError(f"tiles: {algorithm} has {len(spaces)} parts here; say which, such as {example}")
+        tiles = dict.fromkeys(spaces, tiles)
+    for part in tiles:
+        if part not in spaces:
+            hint = did_you_mean(part, spaces)
+            raise UnsupportedError(f"tiles: {algorithm} has no part {part!r} here; {hint}known: {', '.join(spaces)}")
+        if not isinstance(space := spaces[part], TileSpace):
+            raise UnsupportedError(f"tiles: {algorithm}'s {part} tile is fixed: {space}")
+    return tiles

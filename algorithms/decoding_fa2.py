@@ -27,8 +27,9 @@ from algorithms.decoding_common import (
     stores_nothing,
 )
 from algorithms.heuristics import Fa2Launch, fa2_key_loop, fa2_launch
-from algorithms.kernel_tables import Fa2Tile, fa2_combine_kernel, fa2_forward_tile, fa2_splitkv_tile
+from algorithms.kernel_tables import Fa2Tile, fa2_combine_kernel, fa2_splitkv_tile
 from algorithms.paged_kv import PagedCache, paged_capacity
+from algorithms.tile_search import TileChoice, TileSpace, candidates, fa2_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -38,19 +39,48 @@ from simulator.program import Kernel, Op, Program, Tensor, Trip, tile, var
 _PAGE_MULTIPLE = 256
 
 
-def _tile(problem: AttentionProblem, launch: Fa2Launch, gpu: Profile) -> Fa2Tile:
+def _tile(problem: AttentionProblem, launch: Fa2Launch, gpu: Profile, tiles: TileChoice | None = None) -> Fa2Tile:
+    """The tile of the kernel that ``launch`` names, or the kernel with ``tiles``."""
     if launch.splitkv_kernel:
-        return fa2_splitkv_tile(problem.head_dim, problem.dtype, launch.num_splits, gpu.smem_bytes_per_sm)
-    major, minor = (int(x) for x in gpu.compute_capability.split("."))
-    return fa2_forward_tile(
-        problem.head_dim,
-        problem.dtype,
-        launch.causal,
-        False,
-        gpu.smem_bytes_per_cta_max,
-        gpu.smem_bytes_per_sm,
-        (major, minor),
+        t = fa2_splitkv_tile(problem.head_dim, problem.dtype, launch.num_splits, gpu.smem_bytes_per_sm)
+    else:
+        t = fa2.shipped_tile(problem.with_(causal=launch.causal, dropout=0.0), gpu)
+    return t if tiles is None else fa2_with(tiles, t, gpu)
+
+
+def _launch(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> Fa2Launch:
+    """How the library launches ``problem`` (as :func:`algorithms.fa2.launched_problem` leaves it)."""
+    return fa2_launch(
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        seqlen_q=problem.seqlen_q,
+        kv_capacity=paged_capacity(problem, check_capacity(problem)),
+        head_dim=problem.head_dim,
+        num_sms=gpu.num_sms,
+        causal=problem.causal,
+        window=problem.window is not None,
+        num_splits=1 if problem.seqlens_q is not None else problem.num_splits or 0,
+        force_split_kernel=problem.page_size is not None,
+        tile=(tiles.tile_m, tiles.tile_n) if tiles is not None else None,
     )
+
+
+def _equal_counts(problem: AttentionProblem) -> AttentionProblem:
+    """``problem``; one query each: mha_varlen_fwd packs the group and splits as for equal counts."""
+    return problem.with_(seqlens_q=None) if problem.seqlens_q is not None and problem.seqlen_q == 1 else problem
+
+
+def tile_space(problem: AttentionProblem, gpu: Profile) -> TileSpace:
+    """What may be chosen for the main kernel of ``problem``."""
+    seen = fa2.launched_problem(_equal_counts(problem))
+    own = _tile(seen, _launch(seen, gpu), gpu)
+    shipped = TileChoice(own.tile_m, own.tile_n, own.kv_stages, max(1, own.num_warps // 4))
+
+    def check(choice: TileChoice) -> Fa2Tile:
+        return _tile(seen, _launch(seen, gpu, choice), gpu, choice)
+
+    return TileSpace(shipped, f"the shipped kernel's {shipped}", candidates("fa2"), check, problem)
 
 
 def _main_kernel(
@@ -61,6 +91,7 @@ def _main_kernel(
     partials: Partials | None,
     pages: PagedCache | None,
     gpu: Profile,
+    spills: bool,
 ) -> Kernel:
     distinct, kinds = sequence_kinds(problem)
     splits, heads = launch.num_splits, launch.heads
@@ -127,7 +158,7 @@ def _main_kernel(
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
     # the split-KV kernel spills none (H200 counters)
     seen = problem.with_(causal=launch.causal)
-    spill = None if launch.splitkv_kernel else fa2.spill_tensor(t, gpu, seen)
+    spill = fa2.spill_tensor(t, gpu, seen) if spills and not launch.splitkv_kernel else None
     if spill is not None:
         out["spill"] = spill
     roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
@@ -150,18 +181,22 @@ def _main_kernel(
     )
 
 
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
-    """FA2's decode program for a checked ``problem`` on ``gpu``."""
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    substitutions: list[str],
+    tiles: TileChoice | None = None,
+) -> Program:
+    """FA2's decode program for a checked ``problem`` on ``gpu``; ``tiles`` replaces the main kernel's own."""
     if problem.head_dim > 256:
         raise UnsupportedError(f"head_dim {problem.head_dim}: {implementation} runs head dims up to 256")
     if problem.page_size is not None and problem.page_size % _PAGE_MULTIPLE:
         raise UnsupportedError(
             f"page_size {problem.page_size}: {implementation} takes pages of a multiple of {_PAGE_MULTIPLE} rows"
         )
-    if problem.seqlens_q is not None and problem.seqlen_q == 1:
-        # one query each: mha_varlen_fwd then packs the group and splits as for equal counts
-        problem = problem.with_(seqlens_q=None)
-    asked, problem = problem, fa2.launched_problem(problem)
+    asked = _equal_counts(problem)
+    problem = fa2.launched_problem(asked)
     capacity = paged_capacity(problem, check_capacity(problem))
     by_query_counts = problem.seqlens_q is not None
     if by_query_counts and (problem.num_splits or 1) > 1:
@@ -169,20 +204,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             f"num_splits {problem.num_splits} with seqlens_q: {implementation} takes query counts that differ through "
             "flash_attn_varlen_func, which never splits them; leave num_splits blank"
         )
-    launch = fa2_launch(
-        batch=problem.batch,
-        heads=problem.heads,
-        kv_heads=problem.kv_heads,
-        seqlen_q=problem.seqlen_q,
-        kv_capacity=capacity,
-        head_dim=problem.head_dim,
-        num_sms=gpu.num_sms,
-        causal=problem.causal,
-        window=problem.window is not None,
-        num_splits=1 if by_query_counts else problem.num_splits or 0,
-        force_split_kernel=problem.page_size is not None,
-    )
-    t = _tile(problem, launch, gpu)
+    launch = _launch(problem, gpu, tiles)
+    t = _tile(problem, launch, gpu, tiles)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"{implementation}'s {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "
@@ -197,7 +220,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     if launch.num_splits > 1:
         rows, total = launch.seqlen_q, problem.batch * launch.heads
         partials = Partials.of(1, total, rows, launch.num_splits, problem.head_dim, t.padded_head_dim, t.tile_m)
-    kernels.append(_main_kernel(problem, launch, t, tensors, partials, pages, gpu))
+    spills = tiles is None or fa2.holds_as_much(t, problem, gpu)
+    kernels.append(_main_kernel(problem, launch, t, tensors, partials, pages, gpu, spills))
     if partials is not None:
         splits = np.full(partials.stacks, launch.num_splits, np.int64)
         combine = fa2_combine_kernel(problem.head_dim, launch.num_splits)
@@ -225,5 +249,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             "num_splits": launch.num_splits,
             "pack_gqa": launch.group_in_rows,
             "tile": (t.tile_m, t.tile_n),
+            "stages": t.kv_stages,
+            "warpgroups": max(1, t.num_warps // 4),
         },
     )

@@ -30,7 +30,7 @@ from algorithms.decoding_common import (
     skip_empty_q,
     stores_nothing,
 )
-from algorithms.fa3_tiles import fit_tile
+from algorithms.fa3_tiles import choice_of, fit_tile
 from algorithms.heuristics import (
     fa3_dynamic_splits,
     fa3_key_loop,
@@ -42,6 +42,7 @@ from algorithms.heuristics import (
 from algorithms.kernel_tables import Fa3Tile, fa3_combine_kernel, fa3_forward_tile
 from algorithms.kernels_common import registers_at_launch
 from algorithms.paged_kv import PagedCache, paged_capacity
+from algorithms.tile_search import TileChoice, TileSpace, candidates, fa3_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -75,7 +76,23 @@ def _kernel_head_dims(problem: AttentionProblem) -> tuple[int, int]:
     return (mla_fa3.ROTARY, mla_fa3.LATENT) if mla_fa3.is_mla(problem) else (problem.head_dim, problem.head_dim_v)
 
 
-def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> _Launch:
+def tile_space(problem: AttentionProblem, gpu: Profile) -> TileSpace | str:
+    """What may be chosen for the main kernel of ``problem``."""
+    seen = fa3.launched_problem(problem)
+    if mla_fa3.is_mla(problem):
+        return "MLA's kernel keeps O's 512 columns in the registers of two warpgroups; its tile is fixed at 64x64"
+    own = choice_of(_launch(seen, gpu, None).t)
+
+    def check(choice: TileChoice) -> Fa3Tile:
+        return _launch(seen, gpu, [], choice).t
+
+    return TileSpace(own, f"the shipped kernel's {own}", candidates("fa3"), check, problem)
+
+
+def _launch(
+    problem: AttentionProblem, gpu: Profile, substitutions: list[str] | None, tiles: TileChoice | None = None
+) -> _Launch:
+    """How the library launches ``problem``; ``substitutions`` ``None`` leaves a tile that does not fit as it is."""
     p, capacity = problem, paged_capacity(problem, check_capacity(problem))
     varlen = p.kv_capacity is not None or p.seqlens_k is not None or p.seqlens_q is not None
     causal, local = p.causal, p.window is not None
@@ -85,7 +102,11 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
 
     def tile_for(gather: bool, **changes: Any) -> Fa3Tile:
         shape = {"causal": causal, "local": local, "softcap": bool(p.softcap), "varlen": varlen}
-        return fa3_forward_tile(d, dv, dtype, paged_gather=gather, **shape, **changes)
+        t = fa3_forward_tile(d, dv, dtype, paged_gather=gather, **shape, **changes)
+        if tiles is None:
+            return t
+        o_in_smem = varlen or not changes.get("split", False)
+        return fa3_with(tiles, t, p.element_bytes, gpu, changes.get("row_blocks"), o_in_smem)
 
     t, gather = tile_for(False), False
     if p.page_size is not None:
@@ -117,7 +138,8 @@ def _launch(problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -
     t = tile_for(gather, split=static > 1, pack_gqa=packed, row_blocks=row_blocks)
     if mla_fa3.is_mla(p):
         t = replace(t, smem_bytes=mla_fa3.smem_bytes(t))
-    t = fit_tile(t, p, gpu, substitutions)
+    if substitutions is not None:
+        t = fit_tile(t, p, gpu, substitutions)
     own = tuple(ceil_div(n * group, t.tile_m) for n in queries)
     splits = [static] * p.batch
     if varlen:
@@ -267,8 +289,14 @@ def _before(problem: AttentionProblem, launch: _Launch) -> list[Kernel]:
     return []
 
 
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
-    """FA3's decode program for a checked ``problem`` on ``gpu``."""
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    substitutions: list[str],
+    tiles: TileChoice | None = None,
+) -> Program:
+    """FA3's decode program for a checked ``problem`` on ``gpu``; ``tiles`` replaces the main kernel's own."""
     mla = mla_fa3.is_mla(problem)
     if max(problem.head_dim, problem.head_dim_v) > 256 and not mla:
         raise UnsupportedError(
@@ -279,7 +307,7 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
     if mla and problem.dtype == "fp8":
         raise UnsupportedError(f"fp8 with head dims 576/512: {implementation} takes fp16 or bf16 there")
     p = fa3.launched_problem(problem)
-    launch = _launch(p, gpu, substitutions)
+    launch = _launch(p, gpu, substitutions, tiles)
     t = launch.t
     tensors = matrices(p, t.tile_m, t.tile_n, launch.packed)
     if mla:
@@ -373,6 +401,8 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, substitu
             "splits_per_sequence": launch.splits,
             "pack_gqa": launch.packed and launch.group > 1,
             "tile": (t.tile_m, t.tile_n),
+            "stages": t.kv_stages,
+            "warpgroups": t.num_mma_warpgroups,
             "kv_copies": "gather (cp.async)" if launch.gather else "TMA",
         },
     )

@@ -24,11 +24,13 @@ from algorithms.common import (
     mask_op,
     row_vectors,
 )
-from algorithms.fa1_backward import build_backward
-from algorithms.fa1_schedule import KINDS, Schedule, interleaved, schedule_for, work_tiles
+from algorithms.fa1_backward import backward_schedule, build_backward
+from algorithms.fa1_schedule import KINDS, Schedule, interleaved, package_tile, schedule_for, work_tiles
+from algorithms.fa1_tiles import Q_BUFFERS, candidates
 from algorithms.passes import build_passes
 from algorithms.standard import expand_heads
 from algorithms.standard_ops import beyond
+from algorithms.tile_search import TileChoice, Tiles, TileSpace, TileSpaces
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -87,8 +89,6 @@ IMPLEMENTATIONS = {
     ),
 }
 DEFAULT = "flash_attn_1"
-#: Where to look for tiles that answer the hardware: said when a search of tiles finds nothing to choose here.
-OTHER_TILES = "fa1:flash_attn_1_sram takes the paper's blocks, which grow with SRAM"
 
 
 def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: list[str]) -> tuple[Role, ...]:
@@ -324,11 +324,51 @@ def forward_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor],
     )
 
 
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The FlashAttention-1 program for ``problem`` on ``gpu``, forward, backward or both."""
+def tile_spaces(problem: AttentionProblem, implementation: str, gpu: Profile) -> TileSpaces:
+    """What may be chosen for each pass of a call."""
+    if implementation == "flash_attn_1_sram":
+        s = schedule_for(problem.with_(pass_="fwd"), implementation, gpu)
+        return {"fwd": f"the paper's rule, Bc = M/4d and Br = min(Bc, d), makes its tile {s.rows}x{s.keys} here"}
+    spaces: dict[str, TileSpace | str] = {}
+    if problem.pass_ != "bwd":
+        own = package_tile(problem, gpu)
+        shipped = TileChoice(own.tile_m, own.tile_n, Q_BUFFERS, own.num_warps // 4)
+        spaces["fwd"] = TileSpace(
+            shipped,
+            f"the shipped kernel's {shipped} (fa1:flash_attn_1_sram takes the paper's blocks, which grow with SRAM)",
+            candidates((1, 2)),
+            lambda choice: package_tile(problem, gpu, choice),
+            problem.with_(pass_="fwd"),
+        )
+        if implementation == "flash_attn_1_paper":
+            s = schedule_for(problem.with_(pass_="fwd"), implementation, gpu)
+            spaces["fwd"] = f"the kernel was counted at {s.rows}x{s.keys} only; fa1:flash_attn_1 can choose"
+    if problem.pass_ != "fwd":
+        kernel = backward_schedule(problem, gpu)
+        shipped = TileChoice(kernel.rows, kernel.keys, Q_BUFFERS, kernel.warps // 4)
+        spaces["bwd"] = TileSpace(
+            shipped,
+            f"the shipped kernel's {shipped}",
+            candidates((2,)),
+            lambda choice: backward_schedule(problem, gpu, choice),
+            problem.with_(pass_="bwd"),
+        )
+    return spaces
+
+
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: Tiles | None = None,
+) -> Program:
+    """The FlashAttention-1 program for ``problem`` on ``gpu``, forward, backward or both; ``tiles`` replaces the 1.x
+    kernels' own."""
     impl = IMPLEMENTATIONS[implementation]
+    tiles = tiles or {}
     if problem.mask == "padding":
-        program = build(problem.with_(mask=None), implementation, gpu, hypothetical)
+        program = build(problem.with_(mask=None), implementation, gpu, hypothetical, tiles)
         return replace(program, problem=problem, warnings=(*program.warnings, PADDING))
     check_supported(problem, impl)
     if varlen.is_varlen(problem) and problem.group > 1:
@@ -338,17 +378,22 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
     substitutions = check_capabilities(impl, gpu, hypothetical)
     return build_passes(
         problem,
-        lambda p: build_forward(p, implementation, gpu, substitutions),
-        lambda p: build_backward(p, implementation, gpu, substitutions),
-        lambda p: build_forward(p, implementation, gpu, substitutions, packaged=True),
+        lambda p: build_forward(p, implementation, gpu, substitutions, tiles=tiles.get("fwd")),
+        lambda p: build_backward(p, implementation, gpu, substitutions, tiles.get("bwd")),
+        lambda p: build_forward(p, implementation, gpu, substitutions, packaged=True, tiles=tiles.get("fwd")),
     )
 
 
 def build_forward(
-    problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str], packaged: bool = False
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    substitutions: list[str],
+    packaged: bool = False,
+    tiles: TileChoice | None = None,
 ) -> Program:
     """The forward pass; ``packaged`` takes the 1.x kernel, whose LSE a backward pass needs, whatever the grid."""
-    s = schedule_for(problem, "flash_attn_1" if packaged else implementation, gpu)
+    s = schedule_for(problem, "flash_attn_1" if packaged else implementation, gpu, tiles)
     if packaged and implementation != "flash_attn_1":
         s = replace(s, slices=1, ctas_per_sm=min(2, ceil_div(problem.batch * problem.heads, gpu.num_sms)))
     t = tensors_of(problem, s)

@@ -18,10 +18,12 @@ from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, gro
 from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
 from algorithms.counted import among_streams
 from algorithms.fa1_schedule import KINDS, Schedule, work_tiles
+from algorithms.fa1_tiles import Fa1BackwardTile, backward_with, fa1_backward_smem_bytes
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import ctas_per_sm, round_head_dim
 from algorithms.kernels_fa1 import FA1_HEAD_DIMS
 from algorithms.standard import expand_heads
+from algorithms.tile_search import TileChoice
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -57,16 +59,19 @@ DOT_ROWS, COPY_ROWS, COPY_THREADS = 16, 64, 128
 SUM_ROWS = 4
 
 
-def backward_schedule(problem: AttentionProblem, gpu: Profile) -> Schedule:
-    """Tile and resources of the 1.x backward kernel. Source: v1.0.9 fmha_bwd_hdim*.cu, fmha_bwd_launch_template.h.
+def backward_schedule(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> Schedule:
+    """Tile and resources of the 1.x backward kernel, or of the kernel with ``tiles``.
 
-    Shared memory: two buffers each of Q and dO, K and V, the warps' partial dQ in fp32, P and dS.
+    Source: v1.0.9 fmha_bwd_hdim*.cu, fmha_bwd_launch_template.h.
     """
     if problem.head_dim > 128:
         raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
     d = round_head_dim(problem.head_dim, FA1_HEAD_DIMS, "FlashAttention-1 backward")
     keys = 128 if d == 128 or problem.seqlen_k <= 128 else 256
-    smem = 2 * (2 * ROWS * d * 2) + 2 * keys * d * 2 + ROWS * d * 4 * WARPS + 2 * ROWS * keys * 2
+    if tiles is not None:
+        t, resident = backward_with(tiles, Fa1BackwardTile(ROWS, keys, d, WARPS, 0), gpu)
+        return Schedule(t.rows, t.keys, d, WARPS, 1, True, t.smem_bytes, 255, resident)
+    smem = fa1_backward_smem_bytes(ROWS, keys, d, WARPS)
     if smem > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(f"flash_attn_1's backward needs {smem} bytes of SMEM a CTA; {gpu.name} has fewer")
     resident = ctas_per_sm(
@@ -261,9 +266,15 @@ def _owner(problem: AttentionProblem, s: Schedule, gpu: Profile) -> np.ndarray:
     return whole["q_head"]
 
 
-def build_backward(problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]) -> Program:
+def build_backward(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    substitutions: list[str],
+    tiles: TileChoice | None = None,
+) -> Program:
     """The backward program: inputs Q K V O LSE dO, outputs dQ dK dV. The paper's kernels give a head one CTA."""
-    p, s = problem, backward_schedule(problem, gpu)
+    p, s = problem, backward_schedule(problem, gpu, tiles)
     parallel = implementation == "flash_attn_1" and key_blocks_in_parallel(p, s, gpu)
     heads, d = p.batch * p.heads, p.head_dim
     if not parallel:

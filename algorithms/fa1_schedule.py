@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from algorithms.common import ceil_div, grid_indices
+from algorithms.fa1_tiles import forward_with
 from algorithms.instruction_counts import InstructionMix
-from algorithms.kernel_tables import ctas_per_sm, fa1_forward_tile, fa1_num_splits, fa1_paper_blocks
+from algorithms.kernel_tables import Fa1Tile, ctas_per_sm, fa1_forward_tile, fa1_num_splits, fa1_paper_blocks
+from algorithms.tile_search import TileChoice
 from algorithms.varlen import is_varlen
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -50,12 +52,21 @@ class Schedule:
     wavefronts: int = 0
 
 
-def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -> Schedule:
-    """Tiles and grid of ``implementation`` for ``problem`` on ``gpu``."""
+def package_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> Fa1Tile:
+    """The tile of the 1.x forward kernel for ``problem``, or the kernel with ``tiles`` (:class:`UnsupportedError` when
+    that does not fit ``gpu``)."""
+    if problem.head_dim > 128:
+        raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
+    t = fa1_forward_tile(problem.head_dim, problem.seqlen_k, problem.dtype)
+    return t if tiles is None else forward_with(tiles, t, problem.seqlen_k, gpu)
+
+
+def schedule_for(
+    problem: AttentionProblem, implementation: str, gpu: Profile, tiles: TileChoice | None = None
+) -> Schedule:
+    """Tiles and grid of ``implementation`` for ``problem`` on ``gpu``; ``tiles`` replaces the 1.x kernel's own."""
     if implementation == "flash_attn_1":
-        if problem.head_dim > 128:
-            raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
-        t = fa1_forward_tile(problem.head_dim, problem.seqlen_k, problem.dtype)
+        t = package_tile(problem, gpu, tiles)
         slices = fa1_num_splits(
             batch_heads=problem.batch * problem.heads,
             num_sms=gpu.num_sms,
@@ -82,6 +93,8 @@ def schedule_for(problem: AttentionProblem, implementation: str, gpu: Profile) -
         smem_bytes_per_sm=gpu.smem_bytes_per_sm,
         threads_per_sm_max=gpu.max_threads_per_sm,
     )
+    if tiles is not None:
+        resident = t.ctas_per_sm
     if resident < 1:
         raise UnsupportedError(f"{implementation}: {shape[6]} bytes of SMEM a CTA do not fit {gpu.name}")
     # no more slots than CTAs, so that an SM's CTAs are those that the launch has

@@ -31,14 +31,14 @@ from algorithms.common import (
     softmax_scale,
 )
 from algorithms.counted import instructions_around, residual_instructions, spread_over_matmuls
-from algorithms.fa2_backward import build_backward
+from algorithms.fa2_backward import backward_tile_space, build_backward
 from algorithms.fa2_code import IN_STEP_SHARE, code_bytes, has_whole_tiles, is_uneven, unrolled_blocks
 from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_forward_counts
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
-from algorithms.passes import build_passes, check_tiles_are_of_forward
-from algorithms.tile_search import TileChoice, fa2_accumulators, fa2_with
+from algorithms.passes import build_passes
+from algorithms.tile_search import TileChoice, Tiles, TileSpace, TileSpaces, candidates, fa2_accumulators, fa2_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -323,6 +323,25 @@ def forward_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | No
     return t
 
 
+def tile_spaces(problem: AttentionProblem, _implementation: str, gpu: Profile) -> TileSpaces:
+    """What may be chosen for each pass of a call."""
+    spaces: dict[str, TileSpace | str] = {}
+    if problem.pass_ != "bwd":
+        own = shipped_tile(problem, gpu)
+        shipped = TileChoice(own.tile_m, own.tile_n, own.kv_stages, max(1, own.num_warps // 4))
+        split = splits_itself(problem, gpu)
+        spaces["fwd"] = TileSpace(
+            None if split else shipped,
+            "the shipped split-KV kernel" if split else f"the shipped kernel's {shipped}",
+            candidates("fa2"),
+            lambda choice: forward_tile(problem, gpu, choice),
+            problem.with_(pass_="fwd"),
+        )
+    if problem.pass_ != "fwd":
+        spaces["bwd"] = backward_tile_space(problem, gpu)
+    return spaces
+
+
 def forward_coordinates(problem: AttentionProblem, t: Fa2Tile) -> dict[str, np.ndarray]:
     """CTA coordinates of sequences of one length, in launch order."""
     row_blocks = ceil_div(problem.seqlen_q, t.tile_m)
@@ -374,17 +393,17 @@ def build(
     implementation: str,
     gpu: Profile,
     hypothetical: bool = False,
-    tiles: TileChoice | None = None,
+    tiles: Tiles | None = None,
 ) -> Program:
     """The FA2 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``; ``tiles`` replaces the
-    shipped forward kernel's tile."""
+    shipped kernels' tiles."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
-    check_tiles_are_of_forward(problem, tiles)
+    tiles = tiles or {}
     return build_passes(
         problem,
-        lambda p: build_forward(p, impl, gpu, hypothetical, tiles),
-        lambda p: build_backward(p, impl, gpu, hypothetical),
+        lambda p: build_forward(p, impl, gpu, hypothetical, tiles.get("fwd")),
+        lambda p: build_backward(p, impl, gpu, hypothetical, tiles.get("bwd")),
     )
 
 

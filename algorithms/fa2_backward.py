@@ -9,12 +9,13 @@ the next product needs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from algorithms import backward_walks, varlen
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, zero_fill
+from algorithms.backward_tiles import backward_space, fa2_backward_with, fa2_warp_rows
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -33,6 +34,7 @@ from algorithms.counted import among_streams, spread_over_matmuls
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import BackwardTile, fa2_backward_tile
+from algorithms.tile_search import TileChoice, TileSpace
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -73,6 +75,13 @@ WARP_ROWS = {
     (256, 64): (4, 2, 2),
     (256, 32): (4, 1, 2),
 }
+
+
+def warp_rows(t: BackwardTile) -> tuple[int, int, int]:
+    """:data:`WARP_ROWS` of ``t``, a shipped tile or another."""
+    return fa2_warp_rows(t.tile_n, {n: rows for (d, n), rows in WARP_ROWS.items() if d == t.padded_head_dim})
+
+
 WARP_SETS = 2
 WARPS_PER_SET = 4
 #: dQ's fp32 buffer and rowsum(dO * O) are padded to this many rows (flash_api.cpp).
@@ -120,7 +129,7 @@ def _warp_set(
     scale, rescale = problem.head_dim**-0.5, 1.0 / (1.0 - problem.dropout)
     acc_shift = backward_walks.shift_index(problem)
     counts = fa2_backward_counts(d)
-    sdp, dkv, dq_share = (Share.of(r) for r in WARP_ROWS[d, bn])
+    sdp, dkv, dq_share = (Share.of(r) for r in warp_rows(t))
     q, do, k, v = (pipes[name] for name in ("q", "dO", "k", "v"))
     p_smem, ds_smem = Buffer("P_smem", bm, bn, dtype, "smem"), Buffer("dS_smem", bm, bn, dtype, "smem")
 
@@ -328,8 +337,28 @@ def _main_kernel(
     return backward_walks.where_live(kernel, seen.live) if by_sequence else kernel
 
 
+def backward_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> BackwardTile:
+    """The shipped kernel's tile for ``problem`` (whether or not it fits), or the kernel with ``tiles``
+    (:class:`UnsupportedError` when that does not fit ``gpu``)."""
+    p = problem
+    t = fa2_backward_tile(p.head_dim, p.dtype, bool(p.dropout), gpu.smem_bytes_per_cta_max, p.group > 1)
+    if tiles is None:
+        return t
+    return fa2_backward_with(tiles, t, warp_rows(replace(t, tile_n=tiles.tile_n)), gpu)
+
+
+def backward_tile_space(problem: AttentionProblem, gpu: Profile) -> TileSpace:
+    """What may be chosen for the backward pass."""
+    base = backward_tile(problem, gpu)
+    return backward_space(problem, base, lambda choice: backward_tile(problem, gpu, choice), 32)
+
+
 def build_backward(
-    problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool = False
+    problem: AttentionProblem,
+    impl: Implementation,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: TileChoice | None = None,
 ) -> Program:
     """The FA2 backward program for ``problem`` on ``gpu``: inputs Q K V O LSE dO, outputs dQ dK dV."""
     asked, p = problem, effective_masks(problem, problem.seqlen_k, max(problem.seqlen_q, problem.seqlen_k))
@@ -343,7 +372,7 @@ def build_backward(
             f"deterministic with a window or lengths by sequence: not modelled for {impl.name}; leave one of them out"
         )
     grouped = p.group > 1
-    t = fa2_backward_tile(p.head_dim, p.dtype, bool(p.dropout), gpu.smem_bytes_per_cta_max, grouped)
+    t = backward_tile(p, gpu, tiles)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"{impl.name}'s backward {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "

@@ -36,14 +36,15 @@ from algorithms.fa2 import epilogue
 from algorithms.fa3_backward import build_backward
 from algorithms.fa3_fp8 import adapt as adapt_to_fp8
 from algorithms.fa3_tiles import fit_tile, forward_kernel
-from algorithms.fa3_tiles import forward_tile as forward_tile  # what the search of tiles asks of an algorithm's module
+from algorithms.fa3_tiles import forward_tile as forward_tile  # what callers ask of an algorithm's module
+from algorithms.fa3_tiles import tile_spaces as tile_spaces  # what the search of tiles asks of it
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import InstructionMix, fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile
 from algorithms.kernels_common import registers_at_launch
-from algorithms.passes import build_passes, check_tiles_are_of_forward
-from algorithms.tile_search import TileChoice
+from algorithms.passes import build_passes
+from algorithms.tile_search import TileChoice, Tiles
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -366,19 +367,19 @@ def build(
     implementation: str,
     gpu: Profile,
     hypothetical: bool = False,
-    tiles: TileChoice | None = None,
+    tiles: Tiles | None = None,
 ) -> Program:
     """The FA3 program for ``problem`` (its forward pass, backward pass, or both) on ``gpu``; ``tiles`` replaces the
-    shipped forward kernel's tile."""
+    shipped kernels' tiles."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
-    check_tiles_are_of_forward(problem, tiles)
+    tiles = tiles or {}
     forward_of_both = impl if impl.name == kernels_cudnn.NAME else IMPLEMENTATIONS["flash_attn_3"]
     return build_passes(
         problem,
-        lambda p: build_forward(p, impl, gpu, hypothetical, tiles=tiles),
-        lambda p: build_backward(p, impl, gpu, hypothetical),
-        lambda p: build_forward(p, forward_of_both, gpu, hypothetical, may_pack=False),
+        lambda p: build_forward(p, impl, gpu, hypothetical, tiles=tiles.get("fwd")),
+        lambda p: build_backward(p, impl, gpu, hypothetical, tiles.get("bwd")),
+        lambda p: build_forward(p, forward_of_both, gpu, hypothetical, may_pack=False, tiles=tiles.get("fwd")),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from algorithms import backward_walks, kernels_cudnn, varlen
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, zero_fill
+from algorithms.backward_tiles import backward_space, fa3_backward_with
 from algorithms.common import (
     Implementation,
     ceil_div,
@@ -26,6 +27,7 @@ from algorithms.in_step import IN_STEP_ITERATIONS
 from algorithms.instruction_counts import InstructionMix, fa4_backward_mix
 from algorithms.kernel_tables import BackwardTile, fa3_backward_tile
 from algorithms.kernels_common import registers_at_launch
+from algorithms.tile_search import TileChoice, TileSpace
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -113,8 +115,26 @@ NARROW_V = (
 )
 
 
+def backward_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> BackwardTile:
+    """The shipped kernel's tile for ``problem`` (whether or not it fits), or the kernel with ``tiles``
+    (:class:`UnsupportedError` when that does not fit ``gpu``)."""
+    p = effective_masks(problem, problem.seqlen_k, max(problem.seqlen_q, problem.seqlen_k))
+    t = fa3_backward_tile(p.head_dim, p.dtype, p.causal, p.window is not None, p.group > 1)
+    return t if tiles is None else fa3_backward_with(tiles, t, gpu)
+
+
+def backward_tile_space(problem: AttentionProblem, gpu: Profile) -> TileSpace:
+    """What may be chosen for the backward pass."""
+    base = backward_tile(problem, gpu)
+    return backward_space(problem, base, lambda choice: backward_tile(problem, gpu, choice), 16)
+
+
 def build_backward(
-    problem: AttentionProblem, impl: Implementation, gpu: Profile, hypothetical: bool = False
+    problem: AttentionProblem,
+    impl: Implementation,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: TileChoice | None = None,
 ) -> Program:
     """The Hopper backward program for ``problem`` on ``gpu``: inputs Q K V O LSE dO, outputs dQ dK dV."""
     asked, p = problem, effective_masks(problem, problem.seqlen_k, max(problem.seqlen_q, problem.seqlen_k))
@@ -142,7 +162,7 @@ def build_backward(
         t = kernels_cudnn.cudnn_backward_tile(p.head_dim, p.dtype, gqa=grouped)
     else:
         mix = fa4_backward_mix(p.head_dim, masked)
-        t = fa3_backward_tile(p.head_dim, p.dtype, p.causal, p.window is not None, grouped)
+        t = backward_tile(p, gpu, tiles)
     if t.smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"{impl.name}'s backward {t.tile_m}x{t.tile_n} tile needs {t.smem_bytes} bytes of SMEM; "

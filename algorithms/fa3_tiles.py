@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from algorithms import kernels_cudnn
 from algorithms.common import ceil_div
+from algorithms.fa3_backward import backward_tile_space
 from algorithms.heuristics import fa3_pack_gqa
 from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import Fa3Tile, fa3_forward_tile
-from algorithms.tile_search import TileChoice, fa3_with
+from algorithms.tile_search import TileChoice, TileSpace, TileSpaces, candidates, fa3_with
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -60,6 +61,33 @@ def forward_tile(
     row_blocks = ceil_div(problem.seqlen_q * (problem.group if packed else 1), tile_m)
     t = tile_for(packed, row_blocks)
     return (fa3_with(tiles, t, problem.element_bytes, gpu, row_blocks) if tiles is not None else t), packed
+
+
+def choice_of(t: Fa3Tile) -> TileChoice:
+    """The tile of a kernel as a choice."""
+    return TileChoice(t.tile_m, t.tile_n, t.kv_stages, t.num_mma_warpgroups)
+
+
+def tile_spaces(problem: AttentionProblem, implementation: str, gpu: Profile) -> TileSpaces:
+    """What may be chosen for each pass of a call."""
+    passes = ("fwd", "bwd") if problem.pass_ == "fwd_bwd" else (problem.pass_,)
+    if implementation == kernels_cudnn.NAME:
+        return dict.fromkeys(passes, "cuDNN's kernels are closed and modelled with their own tile")
+    spaces: dict[str, TileSpace | str] = {}
+    if "fwd" in passes:
+        may_pack = passes == ("fwd",)
+        own = choice_of(forward_tile(problem, gpu, may_pack=may_pack)[0])
+        spaces["fwd"] = TileSpace(
+            own,
+            f"the shipped kernel's {own}",
+            candidates("fa3"),
+            lambda choice: forward_tile(problem, gpu, choice, may_pack),
+            problem.with_(pass_="fwd"),
+            implementation="flash_attn_3",
+        )
+    if "bwd" in passes:
+        spaces["bwd"] = backward_tile_space(problem, gpu)
+    return spaces
 
 
 def fit_tile(t: Fa3Tile, problem: AttentionProblem, gpu: Profile, substitutions: list[str]) -> Fa3Tile:

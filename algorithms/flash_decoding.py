@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from algorithms import decoding_fa2, decoding_fa3
 from algorithms.common import Implementation, check_capabilities, check_supported
+from algorithms.tile_search import Tiles, TileSpaces
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Program
@@ -40,8 +41,21 @@ def default_for(gpu: Profile) -> str:
     return "flash_attn_3_kvcache" if IMPLEMENTATIONS["flash_attn_3_kvcache"].requires <= gpu.capabilities else DEFAULT
 
 
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The decode program for ``problem`` on ``gpu``."""
+def tile_spaces(problem: AttentionProblem, implementation: str, gpu: Profile) -> TileSpaces:
+    """What may be chosen for the main kernel."""
+    decoding = decoding_fa2 if implementation == "torch_flash_splitkv" else decoding_fa3
+    return {"fwd": decoding.tile_space(problem, gpu)}
+
+
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: Tiles | None = None,
+) -> Program:
+    """The decode program for ``problem`` on ``gpu``; ``tiles`` replaces the main kernel's own."""
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
-    return _BUILD[implementation](problem, implementation, gpu, check_capabilities(impl, gpu, hypothetical))
+    substitutions = check_capabilities(impl, gpu, hypothetical)
+    return _BUILD[implementation](problem, implementation, gpu, substitutions, (tiles or {}).get("fwd"))

@@ -117,26 +117,28 @@ def fa2_launch(
     dropout: bool = False,
     num_splits: int = 0,
     force_split_kernel: bool = False,
+    tile: tuple[int, int] | None = None,
 ) -> Fa2Launch:
     """FA2's dense forward dispatch, the same for PyTorch's SDPA (which always passes ``num_splits`` 0).
 
     The heuristic runs for *every* dense forward without dropout, not only for one query token: a small grid of long
     sequences is split too. ``kv_capacity`` is the cache's allocated length. With a single split the ordinary kernel
-    runs (128-row tile at most head dims) unless the cache is paged or appended to (``force_split_kernel``).
+    runs (128-row tile at most head dims) unless the cache is paged or appended to (``force_split_kernel``). ``tile``
+    (rows, keys): of a split-KV kernel other than the shipped one.
     Source: flash_api.cpp mha_fwd, set_params_splitkv, mha_fwd_kvcache; PyTorch flash_attn/flash_api.cpp.
     """
     if seqlen_q == 1:
         causal = False
     swapped = seqlen_q == 1 and heads > kv_heads and not window and not dropout and head_dim % 8 == 0
     seen_q, seen_heads = (heads // kv_heads, kv_heads) if swapped else (seqlen_q, heads)
-    tile_n = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    tile_m, tile_n = tile or (64, 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64)
     if dropout:
         splits = 1
     elif num_splits >= 1:
         splits = num_splits
     else:
         splits = fa2_num_splits(
-            work_tiles=batch * seen_heads * ceil_div(seen_q, 64),
+            work_tiles=batch * seen_heads * ceil_div(seen_q, tile_m),
             slots=2 * num_sms,
             key_blocks=ceil_div(kv_capacity, tile_n),
         )

@@ -180,6 +180,17 @@ def _cute_helpers(tile_m: int, tile_n: int, dq_threads: int, gqa: bool) -> tuple
     return (*fills, pre, post, *posts)
 
 
+def fa3_backward_smem_bytes(
+    tile_m: int, tile_n: int, padded_head_dim: int, q_stages: int, do_stages: int, pds_stages: int, p_in_registers: bool
+) -> int:
+    """SMEM of one CTA: Q and dO, K and V, dS (and P), dQ in fp32, LSE and D, barriers (flash_bwd_sm90.py)."""
+    buffers = q_stages + do_stages
+    pds_bytes = tile_m * tile_n * 2 * pds_stages
+    stats = 4 * -(-tile_m // 64) * 64 * buffers
+    rows = 2 * padded_head_dim * (tile_m * buffers + 2 * tile_n)
+    return rows + pds_bytes * (1 if p_in_registers else 2) + 4 * tile_m * padded_head_dim + stats + 16 * buffers
+
+
 def fa3_backward_tile(
     head_dim: int, dtype: str = "bf16", causal: bool = False, local: bool = False, gqa: bool = False
 ) -> BackwardTile:
@@ -201,9 +212,7 @@ def fa3_backward_tile(
         m, n, q, do, pds, rs, dq_wgs = 64, 96, 2, 1, 1, False, 2
     else:
         m, n, q, do, pds, rs, dq_wgs = 64, 48, 2, 1, 1, False, 2
-    pds_bytes = m * n * 2 * pds
-    stats = 4 * -(-m // 64) * 64 * (q + do)
-    smem = 2 * d * (m * (q + do) + 2 * n) + pds_bytes * (1 if rs else 2) + 4 * m * d + stats + 8 * 2 * (q + do)
+    smem = fa3_backward_smem_bytes(m, n, d, q, do, pds, rs)
     return BackwardTile(
         tile_m=m,
         tile_n=n,

@@ -67,6 +67,14 @@ FA1_HEAD_DIMS = (32, 64, 128)
 FA1_GRID = ("batch", "head", "row_slice")
 
 
+def fa1_smem_bytes(rows: int, keys: int, padded_head_dim: int, warps: int, *, looping: bool) -> int:
+    """SMEM of one CTA: two buffers of Q, and K or (later) the warps' partial O with their reductions; ``looping`` over
+    key blocks keeps statistics too."""
+    exchange, reductions = rows * padded_head_dim * 4 * warps, rows * warps * 4 * 2
+    kept = 4 * rows * 2 if looping else 0
+    return 2 * rows * padded_head_dim * 2 + max(keys * padded_head_dim * 2, exchange + reductions) + kept
+
+
 def fa1_forward_tile(head_dim: int, seqlen_k: int, dtype: str = "fp16") -> Fa1Tile:
     """The kernel that flash-attention 1.x launches. Keys are padded to a multiple of ``tile_n``.
 
@@ -77,17 +85,14 @@ def fa1_forward_tile(head_dim: int, seqlen_k: int, dtype: str = "fp16") -> Fa1Ti
     d = round_head_dim(head_dim, FA1_HEAD_DIMS, "FlashAttention-1")
     tile_n = 128 if d == 128 or seqlen_k <= 128 else 256
     warps, rows = 4, 16
-    exchange = rows * d * 4 * warps
-    reductions = rows * warps * 4 * 2
-    looping = 4 * rows * 2 if seqlen_k > tile_n else 0
-    smem = 2 * rows * d * 2 + max(tile_n * d * 2, exchange + reductions) + looping
+    smem = fa1_smem_bytes(rows, tile_n, d, warps, looping=seqlen_k > tile_n)
     return Fa1Tile(
         tile_m=rows,
         tile_n=tile_n,
         num_warps=warps,
         padded_head_dim=d,
         smem_bytes=smem,
-        o_exchange_bytes=exchange,
+        o_exchange_bytes=rows * d * 4 * warps,
         registers_per_thread=255,
         ctas_per_sm=2,
         instruction_path="mma.sync",

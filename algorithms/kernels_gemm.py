@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from algorithms.common import ceil_div
 from simulator.errors import InputError
+from simulator.problem import AttentionProblem
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,7 @@ def _hopper_tile(rows: int, columns: int, matrices: int, sms: int, output: bool)
                 continue
             for tile_rows, tile_columns in ((short, long),) if output else ((short, long), (long, short)):
                 tiles = matrices * ceil_div(rows, tile_rows) * ceil_div(columns, tile_columns)
-                area = long * max(short, 32 + short // 2)
-                work = float(area) + _HOPPER_LOADS * (long + short) + _HOPPER_TILE_OVERHEAD
-                work *= 1.0 if short % 64 == 0 else _HOPPER_UNEVEN
+                work = _tile_cost(long, short)
                 key = (ceil_div(tiles, sms) * work, -long * short, abs(tile_columns - 256))
                 if best is None or key < best[0]:
                     best = (key, (tile_rows, tile_columns))
@@ -132,6 +131,35 @@ _HOPPER_SHORT_SIDES = (
 _HOPPER_TILE_OVERHEAD, _HOPPER_LOADS, _HOPPER_UNEVEN = 500, 10, 1.03
 
 
+def _tile_cost(long: int, short: int) -> float:
+    area = long * max(short, 32 + short // 2)
+    work = float(area) + _HOPPER_LOADS * (long + short) + _HOPPER_TILE_OVERHEAD
+    return work * (1.0 if short % 64 == 0 else _HOPPER_UNEVEN)
+
+
+def tile_cost(rows: int, columns: int) -> float:
+    """What a C tile costs in :func:`_hopper_tile`'s terms, its side of whole 64s (else the longer) first."""
+    long, short = (rows, columns) if (rows % 64 == 0, rows) >= (columns % 64 == 0, columns) else (columns, rows)
+    return _tile_cost(long, short)
+
+
+def product_shape(role: str, problem: AttentionProblem) -> tuple[int, int]:
+    """Rows and columns of C of one product of ``problem``."""
+    rows = problem.seqlen_k if role in ("grad_value", "grad_key") else problem.seqlen_q
+    return rows, problem.seqlen_k if role in ("scores", "grad_scores") else max(problem.head_dim, problem.head_dim_v)
+
+
+def hopper_kernel_at(role: str, rows: int, columns: int, tile_rows: int, tile_columns: int, stages: int) -> GemmKernel:
+    """The Hopper kernel for a C of ``rows`` x ``columns`` with a given tile and slices in flight."""
+    scores = role in ("scores", "grad_scores")
+    # CTAs in pairs along an even number of tiles; those that share the long operand of an output before others
+    row_pairs, column_pairs = ceil_div(rows, tile_rows) % 2 == 0, ceil_div(columns, tile_columns) % 2 == 0
+    cluster = (1, 2) if column_pairs and not (scores and row_pairs) else (2, 1) if row_pairs else (1, 1)
+    smem = 2 * stages * 64 * (tile_rows + tile_columns) + 16_580
+    name = f"nvjet_sm90_tst_{tile_columns}x{tile_rows}_64x{stages}_{cluster[1]}x{cluster[0]}"
+    return _hopper(name, tile_rows, tile_columns, stages, min(smem, 231_000), cluster)
+
+
 def _hopper_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
     scores = role in ("scores", "grad_scores")
     if queries <= 8 and scores:
@@ -141,13 +169,7 @@ def _hopper_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: 
     rows = keys if role in ("grad_value", "grad_key") else queries
     columns = keys if scores else head_dim
     tile_rows, tile_columns = _hopper_tile(rows, columns, matrices, sms, not scores)
-    stages = _hopper_stages(tile_rows, tile_columns)
-    # CTAs in pairs along an even number of tiles; those that share the long operand of an output before others
-    row_pairs, column_pairs = ceil_div(rows, tile_rows) % 2 == 0, ceil_div(columns, tile_columns) % 2 == 0
-    cluster = (1, 2) if column_pairs and not (scores and row_pairs) else (2, 1) if row_pairs else (1, 1)
-    smem = 2 * stages * 64 * (tile_rows + tile_columns) + 16_580
-    name = f"nvjet_sm90_tst_{tile_columns}x{tile_rows}_64x{stages}_{cluster[1]}x{cluster[0]}"
-    return _hopper(name, tile_rows, tile_columns, stages, min(smem, 231_000), cluster)
+    return hopper_kernel_at(role, rows, columns, tile_rows, tile_columns, _hopper_stages(tile_rows, tile_columns))
 
 
 def _narrow(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from algorithms.tile_search import TileChoice
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.program import Program
@@ -26,12 +25,6 @@ def build_passes(
     if problem.pass_ == "bwd":
         return backward(problem)
     return forward_backward(problem, forward_of_both or forward, backward)
-
-
-def check_tiles_are_of_forward(problem: AttentionProblem, tiles: TileChoice | None) -> None:
-    """Raise :class:`UnsupportedError` where ``tiles`` are chosen for a pass whose kernels fix theirs."""
-    if tiles is not None and problem.pass_ != "fwd":
-        raise UnsupportedError("tiles: only the forward pass can choose; backward tiles are fixed in their kernels")
 
 
 def forward_backward(

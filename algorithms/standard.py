@@ -19,15 +19,17 @@ from algorithms.common import (
     Implementation,
     check_capabilities,
     check_supported,
-    fastest_path,
 )
-from algorithms.kernel_tables import gemm_kernel, softmax_forward_kernel, strided_copy_kernel
+from algorithms.gemm_tiles import gemm_with, shipped_kernel
+from algorithms.gemm_tiles import tile_spaces as tile_spaces  # what the search of tiles asks of an algorithm's module
+from algorithms.kernel_tables import softmax_forward_kernel, strided_copy_kernel
 from algorithms.kernels_gemm import GemmKernel
 from algorithms.passes import build_passes
 from algorithms.standard_gemm import Product, batched_gemm, memset
 from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_tensor
 from algorithms.standard_rows import elementwise, softmax_forward
 from algorithms.standard_softcap import cap_scores, tanh_tensor
+from algorithms.tile_search import Tiles
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -117,18 +119,12 @@ def copied(name: str, source: Tensor, into: Tensor | None = None) -> tuple[Tenso
     return copy, elementwise(name, "copy", ((source, "q_head"),), copy, k)
 
 
-def gemm(name: str, role: str, product: Product, problem: AttentionProblem, gpu: Profile) -> list[Kernel]:
-    """The kernels of one batched product on ``gpu``'s fastest tensor path (or the legacy one if rows are unaligned)."""
-    path = fastest_path(gpu)
-    g = gemm_kernel(
-        role,
-        head_dim=max(problem.head_dim, problem.head_dim_v),
-        queries=problem.seqlen_q,
-        keys=problem.seqlen_k,
-        instruction_path=path.replace("mma_sync", "mma.sync"),
-        matrices=problem.batch * problem.heads,
-        sms=gpu.num_sms,
-    )
+def gemm(
+    name: str, role: str, product: Product, problem: AttentionProblem, gpu: Profile, tiles: Tiles | None = None
+) -> list[Kernel]:
+    """The kernels of one batched product: cuBLAS's, or with the tile that ``tiles`` has for its role."""
+    chosen = tiles.get(role) if tiles else None
+    g = shipped_kernel(role, problem, gpu) if chosen is None else gemm_with(chosen, role, problem, gpu)
     if g.smem_bytes > gpu.smem_bytes_per_cta_max:
         g = _fewer_stages(g, gpu)
     kernels = list(batched_gemm(name, product, g, g.instruction_path.replace(".", "_")))
@@ -154,7 +150,7 @@ def masked_share(problem: AttentionProblem) -> float:
 
 
 def forward_kernels(
-    problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor], call: Call
+    problem: AttentionProblem, gpu: Profile, t: dict[str, Tensor], call: Call, tiles: Tiles
 ) -> tuple[list[Kernel], int, dict[str, Tensor]]:
     """The forward pass's kernels, the peak of device memory that it holds, and what autograd keeps: P, P dropped,
     the tanh of a soft cap."""
@@ -170,7 +166,7 @@ def forward_kernels(
             before += [*of_k, *of_v]
         kernels = before + kernels
     product = Product(q, k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
-    kernels += gemm("qk_gemm", "scores", product, p, gpu)
+    kernels += gemm("qk_gemm", "scores", product, p, gpu, tiles)
     live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (q, k, v) if x.kind == "scratch")
     kept = {"S_tanh": tanh_tensor(s)} if p.softcap else {}
     s, cap = cap_scores(s, p)
@@ -186,15 +182,24 @@ def forward_kernels(
     dropped = dropout_tensors(p, weights)
     if dropped:
         kernels += drop(weights, dropped, p)
-    kernels += gemm("pv_gemm", "output", Product(dropped.get("P_dropped", weights), v, t["O"], p.seqlen_k), p, gpu)
+    output = Product(dropped.get("P_dropped", weights), v, t["O"], p.seqlen_k)
+    kernels += gemm("pv_gemm", "output", output, p, gpu, tiles)
     # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P, then P, P dropped
     # and which were dropped
     live += weights.bytes + max(s.bytes, sum(x.bytes for x in dropped.values()))
     return kernels, live, {"P": weights, **dropped, **kept}
 
 
-def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothetical: bool = False) -> Program:
-    """The program of unfused attention for ``problem`` on ``gpu``, forward, backward or both."""
+def build(
+    problem: AttentionProblem,
+    implementation: str,
+    gpu: Profile,
+    hypothetical: bool = False,
+    tiles: Tiles | None = None,
+) -> Program:
+    """The program of unfused attention for ``problem`` on ``gpu``, forward, backward or both; ``tiles`` replaces those
+    of its products."""
+    tiles = tiles or {}
     impl = IMPLEMENTATIONS[implementation]
     check_supported(problem, impl)
     substitutions = check_capabilities(impl, gpu, hypothetical)
@@ -209,9 +214,9 @@ def build(problem: AttentionProblem, implementation: str, gpu: Profile, hypothet
 
     return build_passes(
         problem,
-        lambda p: build_forward(p, implementation, gpu, substitutions),
-        lambda p: build_backward(p, implementation, gpu, substitutions),
-        lambda p: build_forward(p, implementation, gpu, substitutions, keep_weights=True),
+        lambda p: build_forward(p, implementation, gpu, substitutions, tiles),
+        lambda p: build_backward(p, implementation, gpu, substitutions, tiles),
+        lambda p: build_forward(p, implementation, gpu, substitutions, tiles, keep_weights=True),
     )
 
 
@@ -220,13 +225,14 @@ def build_forward(
     implementation: str,
     gpu: Profile,
     substitutions: list[str],
+    tiles: Tiles,
     keep_weights: bool = False,
 ) -> Program:
     """The forward pass; ``keep_weights`` leaves P (and what dropout made) among the outputs, as autograd does."""
     t = io_tensors(problem)
     if problem.mask is not None and (mask := mask_tensor(problem)) is not None:
         t["mask"] = mask
-    kernels, live, kept = forward_kernels(problem, gpu, t, CALLS[implementation])
+    kernels, live, kept = forward_kernels(problem, gpu, t, CALLS[implementation], tiles)
     return Program(
         "standard",
         implementation,

@@ -24,6 +24,7 @@ from algorithms.standard_gemm import Product
 from algorithms.standard_masks import drop_backward, dropout_tensors
 from algorithms.standard_rows import elementwise, softmax_backward
 from algorithms.standard_softcap import cap_backward
+from algorithms.tile_search import Tiles
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.program import Kernel, Program, Tensor
@@ -33,7 +34,7 @@ SUM_ROWS, SUM_THREADS = 4, 128
 
 
 def build_backward(
-    problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str]
+    problem: AttentionProblem, implementation: str, gpu: Profile, substitutions: list[str], tiles: Tiles
 ) -> Program:
     """The backward program: inputs Q K V P dO, outputs dQ dK dV."""
     p, call = problem, CALLS[implementation]
@@ -56,10 +57,14 @@ def build_backward(
         for name in ("dQ", "dK", "dV") if p.group == 1 else ("dQ",):
             grads[name] = replace(t[name], name=f"{name}_product", kind="scratch")
             after += copied(f"copy_{name}", grads[name], t[name])[1]
+
+    def product(name: str, role: str, of: Product) -> list[Kernel]:
+        return gemm(name, role, of, p, gpu, tiles)
+
     kernels = [
         *before,
-        *gemm("dv_gemm", "grad_value", Product(used, d_out, grads["dV"], p.seqlen_q, transpose_a=True), p, gpu),
-        *gemm("dp_gemm", "grad_scores", Product(d_out, t["V"], dp_raw, p.head_dim_v, transpose_b=True), p, gpu),
+        *product("dv_gemm", "grad_value", Product(used, d_out, grads["dV"], p.seqlen_q, transpose_a=True)),
+        *product("dp_gemm", "grad_scores", Product(d_out, t["V"], dp_raw, p.head_dim_v, transpose_b=True)),
         *(drop_backward(dp_raw, dropped["dropout_mask"], dp, p) if dropped else []),
         *elementwise(
             "dp_times_p",
@@ -70,8 +75,8 @@ def build_backward(
         ),
         softmax_backward(dpp, weights, ds, softmax_backward_kernel(p.seqlen_k, p.dtype, call.torch_release), gpu),
         *cap,
-        *gemm("dq_gemm", "grad_query", Product(uncapped, t["K"], grads["dQ"], p.seqlen_k, scale=scale), p, gpu),
-        *gemm("dk_gemm", "grad_key", Product(uncapped, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale), p, gpu),
+        *product("dq_gemm", "grad_query", Product(uncapped, t["K"], grads["dQ"], p.seqlen_k, scale=scale)),
+        *product("dk_gemm", "grad_key", Product(uncapped, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale)),
         *after,
     ]
     if p.group > 1:

@@ -1,4 +1,4 @@
-"""Tiles that a kernel does not ship with but could have: which fit, and what the kernel becomes with them.
+"""Tiles that a forward kernel does not ship with but could have: which fit, and what the kernel becomes with them.
 
 A shipped kernel's tile answers the GPU it was written for. On other hardware (more shared memory, more registers)
 its author would choose again; these are the rules of that choice: SMEM, registers, and the shapes of the tensor
@@ -7,11 +7,13 @@ instructions. The register rules are read off the shipped tiles, all of which ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from algorithms.kernels_fa2 import Fa2Tile
 from algorithms.kernels_fa3 import Fa3Tile, fa3_smem_bytes
 from simulator.errors import InputError, UnsupportedError
+from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 
 #: fp32 accumulators a thread of S and O together: no shipped FA2 kernel holds more (128x64 at head dim 128).
@@ -48,17 +50,55 @@ class TileChoice:
         return cls(*(int(part) for part in parts))
 
 
-def candidates(algorithm: str) -> list[TileChoice]:
-    """Every choice worth a look on some GPU; which of them are legal is for the algorithm's ``forward_tile`` to say."""
+#: A call's tiles by part: ``fwd``, ``bwd``, or the products of unfused attention (``scores``, ``output``, ...).
+Tiles = Mapping[str, TileChoice]
+
+
+@dataclass(frozen=True)
+class TileSpace:
+    """The tile of one part of a call that is open to choice.
+
+    ``shipped``: what the hand-written kernel takes (``None``: another kernel, which ``shipped_says`` names).
+    ``check`` raises :class:`UnsupportedError` where a choice breaks a limit of the GPU. ``problem`` and ``kernels``
+    (all, if empty) are what the choice is judged by, on ``implementation`` (``None``: the call's). ``first``: the
+    choices to begin with, before their neighbours. ``meaning``: what a choice's four numbers are.
+    """
+
+    shipped: TileChoice | None
+    shipped_says: str
+    candidates: tuple[TileChoice, ...]
+    check: Callable[[TileChoice], object]
+    problem: AttentionProblem
+    kernels: tuple[str, ...] = ()
+    implementation: str | None = None
+    first: Callable[[list[TileChoice]], list[TileChoice]] | None = None
+    meaning: str = "rows x keys x stages x warpgroups"
+
+    def legal(self) -> list[TileChoice]:
+        """The candidates that ``check`` lets pass, in order."""
+        found = []
+        for choice in self.candidates:
+            try:
+                self.check(choice)
+            except UnsupportedError:
+                continue
+            found.append(choice)
+        return found
+
+
+#: By part: its :class:`TileSpace`, or in a few words why there is nothing to choose.
+TileSpaces = Mapping[str, "TileSpace | str"]
+
+
+def candidates(algorithm: str) -> tuple[TileChoice, ...]:
+    """Every forward choice of ``fa2`` or ``fa3`` worth a look on some GPU, legal there or not."""
     if algorithm == "fa2":
         shapes = [(m, w) for w in (1, 2, 4) for m in (64 * w, 128 * w)]
         stages: tuple[int, ...] = (1, 2, 3)
-    elif algorithm == "fa3":
+    else:
         shapes = [(m, w) for w in (1, 2, 3, 4) for m in (64 * w, 128 * w)]
         stages = (1, 2, 3, 4)
-    else:
-        raise UnsupportedError(f"tiles: {algorithm}'s tiles are fixed in its kernels; only fa2 and fa3 can choose")
-    return [TileChoice(m, n, s, w) for m, w in shapes for n in range(16, WGMMA_MAX_N + 1, 16) for s in stages]
+    return tuple(TileChoice(m, n, s, w) for m, w in shapes for n in range(16, WGMMA_MAX_N + 1, 16) for s in stages)
 
 
 def fa2_with(choice: TileChoice, base: Fa2Tile, gpu: Profile) -> Fa2Tile:
@@ -70,13 +110,13 @@ def fa2_with(choice: TileChoice, base: Fa2Tile, gpu: Profile) -> Fa2Tile:
             f"{choice.tile_m} rows over {warps} warps and {choice.tile_n} keys are no multiples"
         )
     smem = 2 * d * (choice.tile_m + 2 * choice.stages * choice.tile_n)
-    _check_smem(choice, smem, gpu)
+    check_smem(choice, smem, gpu)
     accumulators = fa2_accumulators(choice.tile_m, choice.tile_n, warps, d)
     if accumulators > FA2_ACCUMULATORS:
         raise UnsupportedError(
             f"tile {choice}: S and O take {accumulators} registers a thread; FA2's kernels hold {FA2_ACCUMULATORS}"
         )
-    _check_threads(choice, 32 * warps, gpu)
+    check_threads(choice, 32 * warps, gpu)
     by_registers = gpu.registers_per_sm // (256 * 32 * warps)
     if by_registers < 1:
         raise UnsupportedError(
@@ -103,12 +143,17 @@ def fa2_accumulators(tile_m: int, tile_n: int, num_warps: int, padded_head_dim: 
 
 
 def fa3_with(
-    choice: TileChoice, base: Fa3Tile, element_bytes: int, gpu: Profile, row_blocks: int | None = None
+    choice: TileChoice,
+    base: Fa3Tile,
+    element_bytes: int,
+    gpu: Profile,
+    row_blocks: int | None = None,
+    o_in_smem: bool = True,
 ) -> Fa3Tile:
     """FA3's kernel with another tile; :class:`UnsupportedError` says which limit of ``gpu`` it breaks.
 
     P stays in registers where they suffice, else it goes through SMEM. ``row_blocks`` decides multicast as it does for
-    the shipped tile.
+    the shipped tile; ``o_in_smem`` is false where splits write their accumulators to HBM directly.
     """
     groups, d, dv = choice.warpgroups, base.padded_head_dim, base.padded_head_dim_v
     k_granule = 16 if element_bytes == 2 else 32
@@ -119,8 +164,8 @@ def fa3_with(
             f"tile {choice}: wgmma takes 64 rows a warpgroup and keys in steps of {k_granule} up to {WGMMA_MAX_N}"
         )
     threads = 128 * (groups + 1)
-    _check_threads(choice, threads, gpu)
-    has = fa3_consumer_registers(groups, gpu.registers_per_sm)
+    check_threads(choice, threads, gpu)
+    has = fa3_consumer_registers(groups, gpu.registers_per_sm, base.kv_by_tma)
     rows = choice.tile_m // groups
     s, o = rows * choice.tile_n // 128, rows * dv // 128
     needed = s + o + FA3_OTHER_REGISTERS
@@ -139,8 +184,9 @@ def fa3_with(
         choice.stages,
         pv_in_registers=p_in_registers,
         transpose_v=base.v_transposed_in_kernel,
+        o_in_smem=o_in_smem,
     )
-    _check_smem(choice, smem, gpu)
+    check_smem(choice, smem, gpu)
     pays = d <= 128 if element_bytes == 2 else d >= 128
     turns = groups >= 2 and pays if base.intra_wg_overlap else groups == 2
     # the shipped rule: pairs of CTAs share K and V only where an even number of them walks the same keys
@@ -161,22 +207,23 @@ def fa3_with(
     )
 
 
-def fa3_consumer_registers(warpgroups: int, registers_per_sm: int) -> int:
-    """Registers that setmaxnreg gives a consumer thread, the producer warpgroup keeping 24 or 32 (one CTA an SM)."""
-    producer = 56 if warpgroups == 1 else 24 if warpgroups == 2 else 32
+def fa3_consumer_registers(warpgroups: int, registers_per_sm: int, by_tma: bool = True) -> int:
+    """Registers that setmaxnreg gives a consumer thread (one CTA an SM); the producer warpgroup keeps 24 to 56, more
+    where it gathers rows itself instead of by TMA."""
+    producer = 56 if warpgroups == 1 else (24 if by_tma else 40) if warpgroups == 2 else 32
     each = (registers_per_sm - 128 * producer) // (128 * warpgroups)
     # the shipped two-warpgroup kernels take 240 of the 244 that the register file has
-    return max(0, min(256 if warpgroups == 1 else 240, each // 8 * 8))
+    return max(0, min(256 if warpgroups == 1 else 240 if by_tma else 232, each // 8 * 8))
 
 
-def _check_smem(choice: TileChoice, smem_bytes: int, gpu: Profile) -> None:
+def check_smem(choice: TileChoice, smem_bytes: int, gpu: Profile) -> None:
     if smem_bytes > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(
             f"tile {choice}: needs {smem_bytes} bytes of SMEM; {gpu.name} has {gpu.smem_bytes_per_cta_max} a CTA"
         )
 
 
-def _check_threads(choice: TileChoice, threads: int, gpu: Profile) -> None:
+def check_threads(choice: TileChoice, threads: int, gpu: Profile) -> None:
     most = min(MAX_THREADS_PER_CTA, gpu.max_threads_per_sm)
     if threads > most:
         raise UnsupportedError(f"tile {choice}: {threads} threads a CTA; {gpu.name} runs {most}")

@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.comparison import Comparison
 from simulator.palette import algorithm_colour
-from simulator.wording import problem_text, time_text
+from simulator.plots.style import time_text
+from simulator.wording import problem_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def plot_comparison(comparison: Comparison) -> tuple[Figure, Any]:
-    """Horizontal bars of time (ms, from zero), limiter and speed-up written beside them; ``(figure, axes)``."""
+    """Horizontal bars of time (ms, from zero, one scale for all GPUs), limiter and speed-up beside them;
+    ``(figure, axes)``."""
     from matplotlib.figure import Figure
 
     groups = comparison.by_gpu()
     rows = max(len(entries) for _, entries in groups)
     figure = Figure(figsize=(8, 0.9 + len(groups) * (0.7 + 0.34 * rows)), layout="constrained")
-    axes = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True)[:, 0]
     for ax, (profile, entries) in zip(axes, groups, strict=True):
         names = [entry.label for entry in entries]
         times = [entry.result.time_us / 1e3 if entry.result else 0.0 for entry in entries]
@@ -35,10 +37,12 @@ def plot_comparison(comparison: Comparison) -> tuple[Figure, Any]:
             ax.text(time, place, f" {text}", va="center", fontsize=8)
         ax.set_yticks(places, names)
         ax.invert_yaxis()
-        # room to the right of the longest bar for its text
-        ax.set_xlim(0, 1.45 * max(times) if any(times) else 1.0)
         ax.set_title(profile.name, loc="left", fontsize=10)
+        ax.tick_params(labelbottom=True)
         ax.spines[["top", "right"]].set_visible(False)
+    # room to the right of the longest bar for its text
+    longest = max((entry.result.time_us / 1e3 for entry in comparison.entries if entry.result), default=0.0)
+    axes[-1].set_xlim(0, 1.45 * longest or 1.0)
     axes[-1].set_xlabel("time, ms (beside the bars: time, limiter, speed-up over standard)")
     title = problem_text(comparison.problem)
     if comparison.decode_problem is not None:

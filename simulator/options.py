@@ -67,7 +67,7 @@ CONDITION_OPTIONS: dict[str, tuple[Any, Any]] = {
         str | None,
         None,
         "--tiles",
-        "Tiles of FA2 and FA3: kernel (shipped), auto (searched), or rows x keys x stages x warpgroups: 128x64x2x2.",
+        "kernel (shipped tiles), auto (searched), or rows x keys x stages x warpgroups: 128x64x2x2, fwd=...,bwd=...",
         _CONDITIONS,
     ),
     "overrides": _option(

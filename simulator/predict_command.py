@@ -41,7 +41,7 @@ def predict(
     ] = False,
     tiles: Annotated[
         str | None,
-        typer.Option("--tiles", help="Tiles of FA2 and FA3 in every row: kernel (shipped), auto, or 128x64x2x2."),
+        typer.Option("--tiles", help="Tiles of every row's kernels: kernel (shipped), auto, or 128x64x2x2."),
     ] = None,
     framework: Annotated[
         str | None,

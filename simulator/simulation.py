@@ -78,9 +78,9 @@ def simulate(
 
     ``implementation`` ``None`` takes the algorithm's default on that GPU; ``hypothetical`` also runs kernels whose
     instructions the GPU lacks, on its fastest path. ``physics`` overrides the profile's calibrated parameters.
-    ``tiles`` is a tile of an FA2 or FA3 forward kernel (``128x64x2x2``: rows, keys, stages, warpgroups) or ``auto``,
-    which searches them; ``None`` the shipped kernel's. ``event_budget`` bounds the events of a replay (fewer: faster
-    and coarser).
+    ``tiles`` is a kernel's tile (``128x64x2x2``: rows, keys, stages, warpgroups), one by part of the call
+    (``fwd=128x64x2x2,bwd=64x128x2x2``), or ``auto``, which searches them; ``None`` the shipped kernels'.
+    ``event_budget`` bounds the events of a replay (fewer: faster and coarser).
     Raises :class:`~simulator.errors.InputError` for bad input and
     :class:`~simulator.errors.UnsupportedError` for what the model does not cover.
     """
@@ -104,14 +104,17 @@ def chosen_program(
     event_budget: int | None = None,
 ) -> tuple[Program, tuple[str, ...]]:
     """The program that :func:`simulate` runs with these arguments, and what there is to say about its tiles."""
-    from algorithms import algorithm_module, build_program
+    from algorithms import build_program, tile_spaces
+    from algorithms.tile_search import TileSpace
 
     if tiles is None:
         try:
             return build_program(algorithm, problem, profile, implementation, hypothetical), ()
         except UnsupportedError as error:
-            can_choose = problem.pass_ == "fwd" and hasattr(algorithm_module(algorithm), "forward_tile")
-            if can_choose and "bytes of SMEM" in str(error):
+            if "bytes of SMEM" not in str(error):
+                raise
+            spaces = tile_spaces(algorithm, problem, profile, implementation)
+            if any(isinstance(space, TileSpace) for space in spaces.values()):
                 raise UnsupportedError(f"{error}; '--tiles auto' looks for a tile that fits") from None
             raise
     from simulator.tile_choice import program_with_tiles
@@ -119,8 +122,7 @@ def chosen_program(
     def time_us(tried: Program, events: int | None) -> float:
         return run_program(tried, profile, conditions, physics, events or event_budget).time_us
 
-    program, line = program_with_tiles(tiles, algorithm, problem, profile, implementation, hypothetical, time_us)
-    return program, (line,)
+    return program_with_tiles(tiles, algorithm, problem, profile, implementation, hypothetical, time_us)
 
 
 def run_program(

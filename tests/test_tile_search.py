@@ -174,8 +174,10 @@ def test_auto_takes_bigger_tiles_where_memory_and_registers_allow_and_bytes_bind
 def test_auto_says_where_fa1_has_tiles_that_grow():
     """The paper's blocks: twice the SRAM, about half the trips of O through HBM."""
     problem = AttentionProblem(batch=1, heads=4, seqlen_q=2048, head_dim=128)
-    fixed = simulate("fa1", problem, H100, tiles="auto")
-    assert any("nothing to choose; fa1:flash_attn_1_sram" in line for line in fixed.warnings)
+    searched = simulate("fa1", problem.with_(seqlen_q=512, seqlen_k=512), H100, tiles="auto")
+    assert any("fa1:flash_attn_1_sram takes the paper's blocks" in line for line in searched.warnings)
+    ruled = simulate("fa1", problem, H100, implementation="flash_attn_1_sram", tiles="auto")
+    assert any("the paper's rule, Bc = M/4d" in line for line in ruled.warnings)
     today, twice = (
         simulate("fa1", problem, gpu, implementation="flash_attn_1_sram")
         for gpu in (H100, load_profile("h100_sxm", {"sram_per_sm": "x2"}))
@@ -196,20 +198,24 @@ def test_auto_finds_a_tile_where_the_shipped_kernel_does_not_fit():
         simulate("fa3", problem, load_profile("h100_sxm", {"sram_per_sm": "10KiB"}), tiles="auto")
 
 
-def test_auto_leaves_fixed_tiles_alone_and_a_given_tile_does_not():
-    problem = AttentionProblem(batch=1, heads=2, seqlen_q=512, head_dim=64)
-    same = simulate("standard", problem, H100, tiles="auto")
-    assert same.time_us == simulate("standard", problem, H100).time_us
-    assert any("nothing to choose" in line for line in same.warnings)
-    with pytest.raises(UnsupportedError, match="only fa2 and fa3 can choose"):
-        simulate("standard", problem, H100, tiles="128x64x2x1")
-    with pytest.raises(UnsupportedError, match="only the forward pass can choose"):
-        simulate("fa2", problem.with_(pass_="bwd"), H100, tiles="128x64x2x1")
-
-
-@pytest.mark.parametrize("text", ["", "128", "128x64", "128x64x2", "ax64x2x2", "128x64x2x0", "-1x64x2x2", "automatic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "128",
+        "128x64",
+        "128x64x2",
+        "ax64x2x2",
+        "128x64x2x0",
+        "-1x64x2x2",
+        "automatic",
+        "fwd=",
+        "fwd=auto",
+        "fwd=64x64x1x1,fwd=64x64x1x1",
+    ],
+)
 def test_what_is_no_tile_is_refused(text):
-    with pytest.raises(InputError, match="is not a tile"):
+    with pytest.raises(InputError, match=r"is not a tile|given twice"):
         check_tiles(text)
 
 
@@ -217,6 +223,7 @@ def test_tiles_are_read_as_written():
     assert check_tiles(" 128X64x2x2 ") == "128x64x2x2"
     assert check_tiles("auto") == "auto"
     assert check_tiles("kernel") is None and check_tiles(None) is None
+    assert check_tiles("bwd=64x128x2x2, fwd = 128x64x1x1") == "bwd=64x128x2x2,fwd=128x64x1x1"
 
 
 def test_a_derived_tile_keeps_the_rest_of_the_kernel():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from simulator.plots.rows import Row
-from simulator.plots.style import INK, MUTED, new_figure, picture_style, text_colour, tint
+from simulator.plots.style import INK, MUTED, new_figure, picture_style, text_colour, time_text, tint
 
 if TYPE_CHECKING:
     from simulator.require import Cell, Target
@@ -55,7 +55,7 @@ def plot_contour(rows: Sequence[Row], gpu: str):
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    from simulator.wording import scaled, time_text
+    from simulator.wording import scaled
 
     shown = time_text if rows[0]["metric"] == "time" else lambda v: scaled(v, "B")
     x = sorted({row["x_factor"] for row in rows})
@@ -75,16 +75,20 @@ def plot_contour(rows: Sequence[Row], gpu: str):
         met = ""
         if data.count() and not data.min() < target < data.max():
             met = ": met everywhere here" if data.max() <= target else ": met nowhere here"
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2)
         if data.count() and data.min() < data.max():
             levels = np.geomspace(data.min(), data.max(), 9)[1:-1]
             lines = ax.contour(x, y, data, levels, colors=MUTED, linewidths=0.8)
-            ax.clabel(lines, fmt=shown, fontsize=7)
+            wanted = []
             if met == "":
-                ax.contour(x, y, data, [target], colors=[text_colour(algorithm)], linewidths=2.4)
+                thick = ax.contour(x, y, data, [target], colors=[text_colour(algorithm)], linewidths=2.4)
+                wanted = [segment for segments in thick.allsegs for segment in segments]
+            places = _label_places(ax, lines.allsegs, wanted)
+            if places:
+                ax.clabel(lines, fmt=shown, fontsize=7, manual=places)
         ax.plot(1.0, 1.0, "o", color=INK, markersize=5)
         ax.annotate("today", (1.0, 1.0), xytext=(5, 4), textcoords="offset points", fontsize=8)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
         for axis, name in ((ax.xaxis, rows[0]["x_parameter"]), (ax.yaxis, rows[0]["y_parameter"])):
             axis.set_major_formatter(lambda value, _: f"x{value:g}")
             axis.set_label_text(f"{_name(name)}, times that of {gpu}")
@@ -97,6 +101,55 @@ def plot_contour(rows: Sequence[Row], gpu: str):
         handles.append(Line2D([], [], color=text_colour(algorithm), linewidth=2.4, label=said))
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure, ax
+
+
+#: Room that the number on a line takes, as a share of the axes; its line is left out where there is less of it.
+_LABEL_WIDTH, _LABEL_HEIGHT = 0.11, 0.035
+
+
+def _label_places(ax, lines, target) -> list[tuple[float, float]]:
+    """A point on each line for its number: away from the target's line, today's design, other lines and the edges.
+
+    ``lines``: by level, its polylines ``[n, 2]`` in data coordinates; ``target``: polylines.
+    """
+    import numpy as np
+
+    def fractions(points):
+        return ax.transAxes.inverted().transform(ax.transData.transform(points))
+
+    room = np.array([_LABEL_WIDTH, _LABEL_HEIGHT])
+    today = fractions([(1.0, 1.0)]) + np.array([[0.0, 0.0], [0.05, 0.02]])
+    fixed = [today, *(fractions(_dense(segment)) for segment in target)]
+    drawn = [[fractions(_dense(segment)) for segment in segments] for segments in lines]
+    places: list[tuple[float, float]] = []
+    for level, segments in enumerate(drawn):
+        others = [points for i, parts in enumerate(drawn) if i != level for points in parts]
+        taken = [np.array([place]) for place in places]
+        obstacles = np.vstack([*fixed, *others, *taken])
+        best = None
+        for points in segments:
+            if np.abs(np.diff(points, axis=0)).sum(axis=0).max() < 1.5 * _LABEL_WIDTH:
+                continue
+            apart = (np.abs(points[:, None, :] - obstacles[None]) / room).max(axis=2).min(axis=1)
+            edge = (np.minimum(points, 1.0 - points) / room).min(axis=1)
+            clear = np.minimum(apart, edge)
+            # of places with room enough the one nearest the middle, so that numbers stand above each other
+            score = np.minimum(clear, 1.0) - 0.2 * np.abs(points[:, 0] - 0.5)
+            at = int(score.argmax())
+            if clear[at] > 0.6 and (best is None or score[at] > best[0]):
+                best = (score[at], tuple(points[at]))
+        if best is not None:
+            places.append(best[1])
+    return [tuple(ax.transData.inverted().transform(ax.transAxes.transform(place))) for place in places]
+
+
+def _dense(points, steps: int = 12):
+    """A polyline with points between its own."""
+    import numpy as np
+
+    along = np.linspace(0.0, 1.0, steps, endpoint=False)[:, None, None]
+    between = points[None, :-1] + along * (points[1:] - points[:-1])[None]
+    return np.vstack([between.transpose(1, 0, 2).reshape(-1, 2), points[-1:]])
 
 
 def _name(key: str) -> str:

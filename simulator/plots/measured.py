@@ -15,7 +15,8 @@ def measured_points(path: Path, results: Iterable[Result]) -> list[Row]:
     """Rows of ``path`` (predict's columns and ``measured_time_us``) with the GPU, algorithm and problem of a result.
 
     Byte counts come from the columns ``measured_hbm_read_bytes``, ``..._write_bytes`` and ``measured_l2_...``; a
-    level without a count gets no point. :class:`InputError` when no row measured one of the results.
+    level without a count gets no point. ``kernel`` names the implementation where it is not the result's.
+    :class:`InputError` when no row measured one of the results.
     """
     from simulator.predict import parse_case
     from simulator.validation import read_measurements
@@ -36,7 +37,10 @@ def measured_points(path: Path, results: Iterable[Result]) -> list[Row]:
             continue
         for result in results:
             if (case.gpu, case.algorithm, case.problem) == (result.gpu, result.algorithm, result.problem):
-                found += _points(row, f"{path}:{number}", result, time_us)
+                points = _points(row, f"{path}:{number}", result, time_us)
+                if case.implementation and case.implementation != result.implementation:
+                    points = [point | {"kernel": case.implementation} for point in points]
+                found += points
     if not found:
         raise InputError(f"{path}: no row measured this problem with these algorithms on these GPUs")
     return found

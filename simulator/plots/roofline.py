@@ -28,6 +28,8 @@ from simulator.result import KernelResult, Result
 PICTURE = "roofline"
 LEVELS = ("HBM", "L2", "SMEM")
 MARKERS = {"HBM": "o", "L2": "s", "SMEM": "^"}
+#: The marks of one kernel may coincide: the later ones are smaller, so that all are seen.
+SIZES = {"HBM": 8.5, "L2": 6.0, "SMEM": 4.5}
 _ALONG_A_LINE = "along-a-line"
 _DASHES = {"spec": "-", "sustained": (0, (4, 3))}
 
@@ -98,9 +100,11 @@ def _distinct_rates(profile: Profile) -> list[tuple[str, list[str]]]:
 def kernel_rows(result: Result, profile: Profile) -> list[Row]:
     """Three rows (one a level) for each kernel of ``result``."""
     from algorithms import build_program
+    from algorithms.tile_search import TileChoice
     from simulator.smem_traffic import smem_bytes
 
-    program = build_program(result.algorithm, result.problem, profile, result.implementation, True)
+    tiles = {part: TileChoice.parse(text) for part, text in result.attributes.get("tiles", {}).items()}
+    program = build_program(result.algorithm, result.problem, profile, result.implementation, True, tiles or None)
     rows = []
     for index, (kernel, schedule) in enumerate(zip(result.kernels, program.kernels, strict=True)):
         # what is still dirty at the end is written later: part of the last kernel that writes
@@ -289,16 +293,15 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
             edge = (
                 {"mfc": "white", "mec": colour, "mew": 1.2} if hollow else {"mfc": colour, "mec": "white", "mew": 0.6}
             )
-            ax.plot(row["flop_per_byte"], y, MARKERS[row["level"]], ms=6.5, zorder=4 if hollow else 3, gid=gid, **edge)
-        name = algorithm
-        if algorithm in several:
-            name = f"{algorithm} {_short(group[0].get('kernel') or '')}"
-        labels.append((max(xs), y, f"{name}{' measured' if kind == 'measured' else ''}", colour))
+            mark, size = MARKERS[row["level"]], SIZES[row["level"]]
+            ax.plot(row["flop_per_byte"], y, mark, ms=size, zorder=4 if hollow else 3, gid=gid, **edge)
+        if kind == "measured":
+            # another kernel of the same algorithm is no measurement of the one beside it
+            said = ("measured", f"({group[0]['kernel']})" if group[0].get("kernel") else "")
+        else:
+            said = (group[0].get("kernel") or "",) if algorithm in several else ()
+        labels.append((max(xs), y, " ".join(filter(None, (algorithm, *said))), colour))
     label_in_margin(ax, labels, axes_height_in)
-
-
-def _short(kernel: str, most: int = 22) -> str:
-    return kernel if len(kernel) <= most else kernel[: most - 1] + "…"
 
 
 def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float) -> None:
@@ -341,7 +344,8 @@ def _legend(figure, rows: list[Row]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], ls="", marker=MARKERS[level], color=MUTED, label=f"FLOP per {level} byte") for level in LEVELS
+        Line2D([], [], ls="", marker=MARKERS[level], ms=SIZES[level], color=MUTED, label=f"FLOP per {level} byte")
+        for level in LEVELS
     ]
     handles.append(Line2D([], [], color=INK, lw=1.1, label="ceiling: profile"))
     handles.append(Line2D([], [], color=MUTED, lw=0.8, ls=_DASHES["sustained"], label="ceiling: sustained"))

@@ -244,7 +244,7 @@ def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[R
             _gpu_panel(upper, algorithm, part)
             end = max(max(row["end_us"], row["kernel_end_us"]) for row in part)
             ctas = sum(row["ctas"] for row in part)
-            upper.set_title(f"{algorithm} on {gpu}: {ctas:,} CTAs, {_kernels(part)}", loc="left")
+            upper.set_title(f"{algorithm} on {gpu}: {ctas:,} work tiles, {_kernels(part)}", loc="left")
             upper.set_ylabel("SM")
             upper.set_xlim(0, end)
             upper.tick_params(labelbottom=False)

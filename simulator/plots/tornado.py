@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simulator.plots.rows import Row
-from simulator.plots.style import MUTED, new_figure, picture_style, series_colour, tint
+from simulator.plots.style import MUTED, new_figure, picture_style, series_colour, time_text, tint
 from simulator.sensitivity import PARAMETERS, Sensitivity
 
 PICTURE = "sensitivity"
@@ -99,7 +99,5 @@ def _bars(ax, y: float, height: float, row: Row, colour: str, longest: float) ->
 
 
 def _label(algorithm: str, rows: list[Row]) -> str:
-    from simulator.wording import time_text
-
     row = next(row for row in rows if row["algorithm"] == algorithm)
     return f"{algorithm}: {time_text(row['time_us'])}, limited by {row['limiter']}"

@@ -97,7 +97,7 @@ def validate(gpus: list[str], files: list[Path] | None, most: int) -> tuple[list
         row["gpu"] = row["gpu"] or gpus[0]
     skipped = len(sample) - len(rows)
     names = ", ".join(dict.fromkeys(Path(path).name for path in paths))
-    note = f"Times of {len(rows)} rows, every {step}. of the {len(timed)} rows on these GPUs in {names}."
+    note = f"Times of {len(rows)} rows, one in {step} of the {len(timed)} rows on these GPUs in {names}."
     if step == 1:
         note = f"Times of all {len(rows)} rows on these GPUs in {names}."
     if skipped:

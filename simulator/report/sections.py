@@ -97,7 +97,7 @@ def _entry_rows(entry: Entry, slowest_us: float, width: int) -> str:
 def _details(entry: Entry) -> str:
     r = entry.result
     lines = [f"<p>{escape(r.implementation)}; {wait_bar(r.waits)}</p>"]
-    head = "".join(f"<th>{label}</th>" for label in ("Launch", "Time", "CTAs", "Waves", "HBM", "SM↔L2", "Waits for"))
+    head = "".join(f"<th>{label}</th>" for label in ("Launch", "Time", "Work tiles", "Waves", "HBM", "SM↔L2", "Waits for"))
     rows = "".join(_kernel_row(kernel) for kernel in r.kernels)
     lines.append(f'<table class="inner"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
     for note in (*r.warnings, *r.notes, *(f"hypothetical: {line}" for line in r.substitutions)):
@@ -109,7 +109,7 @@ def _kernel_row(kernel: KernelResult) -> str:
     cells = (
         escape(kernel.name),
         time_text(kernel.time_us),
-        f"{kernel.ctas:,} ({kernel.ctas_per_sm} an SM)",
+        f"{kernel.ctas:,} ({kernel.ctas_per_sm} at once an SM)",
         f"{kernel.waves:.2f}",
         bytes_text(kernel.hbm_read_bytes + kernel.hbm_write_bytes),
         bytes_text(kernel.l2_read_bytes + kernel.l2_write_bytes),

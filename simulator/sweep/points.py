@@ -95,9 +95,11 @@ def evaluate(point: Point, settings: Settings) -> dict[str, Any]:
         case = parse_case(cells | {"algorithm": algorithm, "implementation": implementation, "gpu": point.gpu})
         row |= case_cells(case)
         result = _simulated(case, profile, point.hardware, settings)
-        tile = result.attributes.get("tile")
+        tile = result.attributes.get("tile") or result.attributes.get("backward_tile")
         row |= result.row()
-        row |= {"implementation": result.implementation, "tile": "x".join(map(str, tile)) if tile else ""}
+        # products of unfused attention have one each, where they were chosen
+        chosen = ",".join(f"{part}={choice}" for part, choice in result.attributes.get("tiles", {}).items())
+        row |= {"implementation": result.implementation, "tile": "x".join(map(str, tile)) if tile else chosen}
         lines = [f"hypothetical: {line}" for line in result.substitutions]
         row["warnings"] = "; ".join([*filter(None, [row["warnings"]]), *lines])
     except InputError as error:
