@@ -97,7 +97,8 @@ def _entry_rows(entry: Entry, slowest_us: float, width: int) -> str:
 def _details(entry: Entry) -> str:
     r = entry.result
     lines = [f"<p>{escape(r.implementation)}; {wait_bar(r.waits)}</p>"]
-    head = "".join(f"<th>{label}</th>" for label in ("Launch", "Time", "Work tiles", "Waves", "HBM", "SM↔L2", "Waits for"))
+    labels = ("Launch", "Time", "Work tiles", "Waves", "HBM", "SM↔L2", "Waits for")
+    head = "".join(f"<th>{label}</th>" for label in labels)
     rows = "".join(_kernel_row(kernel) for kernel in r.kernels)
     lines.append(f'<table class="inner"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
     for note in (*r.warnings, *r.notes, *(f"hypothetical: {line}" for line in r.substitutions)):
