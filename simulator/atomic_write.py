@@ -30,8 +30,8 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
         # a device or a pipe (/dev/stdout) is written to: renaming a file onto it would remove it
         _copy_into(path, write)
         return
-    # a link stays one, and what it points to is replaced
-    path = path.resolve()
+    # a link stays one, and what it points to is replaced (a link to itself by the file)
+    path = Path(os.path.realpath(path))
     temporary = None
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)

@@ -6,8 +6,17 @@ write such a module and a line of :data:`COMMANDS`.
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+
+# ruff: noqa: E402 -- until :func:`main` can say so in one line, an interrupt ends the process without a traceback, also
+# during the imports below
+_OWN_PROCESS = __name__ == "__main__" or os.path.basename(sys.argv[0]) == "iosim"
+if _OWN_PROCESS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -40,6 +49,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+#: What a full disk or a broken device behind stdout says.
+_CANNOT_TAKE_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 #: A longer message quotes a file's own words at length: its middle is left out.
 _MOST_LETTERS = 2000
 
@@ -106,6 +117,12 @@ def iosim(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``iosim``; the exit code. A user's mistake is one line on stderr and code 2."""
+    if _OWN_PROCESS and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # closed by the caller (>&-): nobody reads it; open as long as the process lives
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     if not sys.stdout.isatty():
         # a file or a pipe has no width: rich would take 80 columns and cut tables off there
         os.environ.setdefault("COLUMNS", "140")
@@ -118,8 +135,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(str(error))
     except BrokenPipeError:
         # the reader of a pipe (head, less) has gone: not an error, and nothing more can be printed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _CANNOT_TAKE_OUTPUT or error.filename is not None:
+            raise
+        _drop_output()
+        return _fail(f"the output cannot be written ({error.strerror}); send it to another place")
     except (KeyboardInterrupt, typer.Abort):
         print("iosim: interrupted", file=sys.stderr)
         return 130
@@ -137,6 +159,11 @@ def main(arguments: list[str] | None = None) -> int:
             hint = did_you_mean(said.split("'")[1], [name for name, _, _ in COMMANDS])
             said = f"{said} {hint}".rstrip()
         return _fail(f"{said} (see '{where} --help')")
+
+
+def _drop_output() -> None:
+    """What is left in stdout's buffer goes nowhere: Python would try to write it once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help_without_arguments(error: Any) -> int:

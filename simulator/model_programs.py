@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from algorithms import algorithm_module, default_implementation
 from algorithms.common import ceil_div
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown
 from simulator.model_kernels import Gemm, Stream, TorchSoftmax
 from simulator.model_shape import F, H, Op, Shape, Style
 from simulator.model_zoo import Linear, TransformerModel
@@ -68,7 +68,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.recompute not in RECOMPUTE:
-            raise InputError(f"--recompute: {self.recompute!r} is unknown; use {', '.join(RECOMPUTE)} or auto")
+            raise unknown("--recompute", self.recompute, (*RECOMPUTE, "auto"))
         if self.attention == "flash_decoding":
             raise InputError("--attention: flash_decoding is for one query at a time; train with fa1, fa2 or fa3")
         for name, value in (("accumulation", self.accumulation), ("optimizer_shards", self.optimizer_shards)):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import fsum
 
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown
 from simulator.model_memory import Memory, inference_memory, least_recompute, training_memory
 from simulator.model_programs import (
     MASKED_TOKENS_SHARE,
@@ -288,7 +288,7 @@ def _inference(
 def checked_launch(launch: str) -> str:
     """``launch``; :class:`InputError` for one that is none."""
     if launch not in LAUNCHES:
-        raise InputError(f"--launch: {launch!r} is unknown; use {', '.join(LAUNCHES)}")
+        raise unknown("--launch", launch, LAUNCHES)
     return launch
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from simulator import model_style_fused as fused
 from simulator import model_style_huggingface as huggingface
 from simulator import model_style_megatron as megatron
-from simulator.errors import InputError
+from simulator.errors import unknown
 from simulator.model_shape import F, H, Op, Style, stream
 
 
@@ -114,5 +114,5 @@ STYLES: dict[str, Style] = {
 def style_of(name: str) -> Style:
     """The style ``name``; :class:`InputError` names the known ones."""
     if name not in STYLES:
-        raise InputError(f"--fusion: {name!r} is unknown; use {', '.join(STYLES)}")
+        raise unknown("--fusion", name, STYLES)
     return STYLES[name]

@@ -6,7 +6,6 @@ hold is counted here, once, from :meth:`TransformerModel.layer_linears`.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from simulator.errors import InputError
+from simulator.errors import InputError, did_you_mean, unknown
 from simulator.problem import DTYPE_BYTES
 from simulator.yaml_lines import compose, fail, pairs, scalar
 
@@ -124,7 +123,7 @@ class TransformerModel(BaseModel):
             if value < 0:
                 raise InputError(f"{name}: {value} is negative; give 0 or more")
         if dtype not in DTYPE_BYTES:
-            raise InputError(f"dtype: {dtype!r} is unknown; use fp16, bf16, fp8 or fp32")
+            raise unknown("dtype", dtype, ("fp16", "bf16", "fp8", "fp32"))
         return 2 * self.layers * batch * seqlen * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     def _norm_parameters(self) -> int:
@@ -154,8 +153,7 @@ def load_model(name_or_path: str | Path) -> TransformerModel:
     if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
         return _read_model(Path(text))
     if text not in model_names():
-        close = difflib.get_close_matches(text, model_names(), n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'? " if close else ""
+        hint = did_you_mean(text, model_names())
         raise InputError(f"unknown model '{text}'; {hint}known: {', '.join(model_names())}, or a path ending in .yaml")
     return _read_model(_MODELS_DIRECTORY / f"{text}.yaml")
 
@@ -194,8 +192,7 @@ def _fail(path: Path, lines: dict[str, int], error: Mapping[str, Any]) -> NoRetu
         raise InputError(f"{where}: missing; add a line '{key}: ...'")
     if error["type"] == "extra_forbidden":
         known = list(TransformerModel.model_fields)
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+        hint = did_you_mean(key, known).strip() or f"known: {', '.join(known)}"
         raise InputError(f"{where}: unknown key; {hint}")
     reason = error["msg"][0].lower() + error["msg"][1:]
     raise InputError(f"{where}: {error['input']!r} is wrong; {reason}")

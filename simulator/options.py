@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown
 from simulator.problem import L2_STATES, TIMINGS, AttentionProblem
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name, known in (("l2_state", L2_STATES), ("timing", TIMINGS)):
             if getattr(self, name) not in known:
-                raise InputError(f"{name}: {getattr(self, name)!r} is unknown; use {', '.join(known)}")
+                raise unknown(name, getattr(self, name), known)
         if self.clock_mhz is not None and not 1 <= self.clock_mhz < 10_000:
             raise InputError(f"clock_mhz: {self.clock_mhz:g} is not a clock in MHz; write for example 1830")
         if self.tiles is not None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown
 from simulator.options import RunOptions, comma_list, takes_problem, whole_number
 from simulator.problem import AttentionProblem
 
@@ -100,7 +100,7 @@ def io(
     from simulator.io_sweeps import AGAINST, SRAM_ALGORITHMS, sweep
 
     if against not in AGAINST:
-        raise InputError(f"--against: {against!r} is unknown; use seqlen, sram or l2")
+        raise unknown("--against", against, ("seqlen", "sram", "l2"))
     if json_file is not None:
         raise InputError("--json: a sweep is saved by the CSV beside its picture; leave --json out")
     plot = _prepare(plot, f"io-{against}.png")
@@ -175,7 +175,7 @@ def timeline(
     from simulator.plots.timeline import gpu_rows, plot_gpu_timeline, plot_sm_timeline, sm_rows
 
     if view not in ("sm", "gpu"):
-        raise InputError(f"--view: {view!r} is unknown; use sm or gpu")
+        raise unknown("--view", view, ("sm", "gpu"))
     if perfetto is None or plot is not None:
         plot = _prepare(plot, f"timeline-{view}.png", perfetto)
     rows = _saved_rows(source, f"timeline-{view}", only_csv=True)

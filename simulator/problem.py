@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from simulator.errors import InputError, did_you_mean
+from simulator.errors import InputError, unknown
 
 DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int32": 4, "bool": 1}
 PASSES = ("fwd", "bwd", "fwd_bwd")
@@ -96,10 +96,9 @@ class AttentionProblem:
         if self.heads % self.kv_heads:
             raise InputError(f"heads: {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.dtype not in DTYPE_BYTES:
-            hint = did_you_mean(self.dtype, DTYPE_BYTES)
-            raise InputError(f"dtype: {self.dtype!r} is unknown; {hint}use fp16, bf16, fp8 or fp32")
+            raise unknown("dtype", self.dtype, ("fp16", "bf16", "fp8", "fp32"))
         if self.pass_ not in PASSES:
-            raise InputError(f"pass: {self.pass_!r} is unknown; use {', '.join(PASSES)}")
+            raise unknown("pass", self.pass_, PASSES)
         if not 0.0 <= self.dropout < 1.0:
             raise InputError(f"dropout: {self.dropout} is outside [0, 1)")
         for name in ("num_splits", "page_size", "kv_capacity"):

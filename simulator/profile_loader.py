@@ -4,7 +4,6 @@ One pass turns a file into a :class:`Draft` (values with their lines), a child d
 that follow a changed one are scaled (:data:`FOLLOWERS`), and the result is checked as a whole.
 """
 
-import difflib
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from simulator.calibration_section import parse_calibration
-from simulator.errors import InputError
+from simulator.errors import InputError, did_you_mean
 from simulator.profile import (
     ARCHITECTURES,
     CAPABILITIES,
@@ -88,8 +87,7 @@ def _names() -> str:
 
 
 def _suggest(word: str) -> str:
-    close = difflib.get_close_matches(word, profile_names(), n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'? " if close else ""
+    return did_you_mean(word, profile_names())
 
 
 def _read_with_bases(path: Path, below: tuple[Path, ...]) -> Draft:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown
 from simulator.options import RunOptions
 from simulator.problem import AttentionProblem
 from simulator.profile import GROUP_KEYS, Profile, key_of
@@ -76,7 +76,7 @@ def parse_target(text: str, problem: AttentionProblem) -> Target:
     parse_algorithm(algorithm)
     metric = metric or "time"
     if metric not in METRICS:
-        raise InputError(f"--target: {metric!r} is unknown; use {', '.join(METRICS)}")
+        raise unknown("--target", metric, METRICS)
     at_most = relation[0] in "<≤=" and relation != "=>"
     amount = amount.replace(" ", "")
     try:

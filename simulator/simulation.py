@@ -12,7 +12,7 @@ from simulator.accesses import kernel_accesses, tensor_table
 from simulator.clock import Activity, loaded_clock_hz, loaded_share
 from simulator.confidence import with_confidence
 from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
-from simulator.errors import InputError, UnsupportedError
+from simulator.errors import InputError, UnsupportedError, unknown
 from simulator.memory import L2, WAYS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, iterations_of, least_events, plan_replay
@@ -43,9 +43,9 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if self.l2_state not in L2_STATES:
-            raise InputError(f"l2_state: {self.l2_state!r} is unknown; use {' or '.join(L2_STATES)}")
+            raise unknown("l2_state", self.l2_state, L2_STATES)
         if self.timing not in TIMINGS:
-            raise InputError(f"timing: {self.timing!r} is unknown; use {', '.join(TIMINGS)}")
+            raise unknown("timing", self.timing, TIMINGS)
         if self.clock_hz is not None and not self.clock_hz > 0:
             raise InputError("clock_mhz: must be positive")
 

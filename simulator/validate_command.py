@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         by: Annotated[str, typer.Option(help="comma list of columns to group by")] = "algorithm,pass,regime",
         csv: Annotated[Path | None, typer.Option(help="write every row with prediction and errors here")] = None,
         plot: Annotated[Path | None, typer.Option(help="draw predicted and measured, and error by size")] = None,
-        jobs: Annotated[int, typer.Option(help="processes")] = 1,
+        jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
     ) -> None:
         """Errors of time, HBM bytes and SM-L2 reads against measurements: n, mean, median, p90, max, signed."""
         import sys
@@ -33,8 +33,12 @@ def register(app: typer.Typer) -> None:
         from rich.progress import Progress
 
         from simulator.atomic_write import write_text
-        from simulator.calibrate_command import on_side, read_split
+        from simulator.calibrate_command import SIDES, on_side, read_split
+        from simulator.errors import unknown
         from simulator.validation import compare_with, read_measurements, summarise
+
+        if side not in (*SIDES, "all"):
+            raise unknown("--side", side, (*SIDES, "all"))
 
         if plot is not None:
             from simulator.plots.style import check_picture_path
@@ -52,6 +56,9 @@ def register(app: typer.Typer) -> None:
             task = progress.add_task("predicting", total=len(frame))
             errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task))
         groups = [name for name in by.split(",") if name]
+        for name in groups:
+            if name not in errors:
+                raise unknown("--by", name, errors.columns)
         console = Console()
         for column, title in (("error_time", "time"), ("error_hbm", "HBM bytes"), ("error_l2_read", "SM-L2 reads")):
             if errors[column].notna().any():

@@ -1,13 +1,12 @@
 """YAML read as nodes that know their lines, and the one-line errors made of them (``file:line: key: wrong; right``)."""
 
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
 import yaml
 
-from simulator.errors import InputError, file_reason
+from simulator.errors import InputError, did_you_mean, file_reason
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STANDARD = "str int float bool null map seq timestamp merge value binary"
@@ -25,8 +24,7 @@ def fail(where: str, key: str, wrong: str, right: str) -> NoReturn:
 def nearest(word: str, words: Iterable[str]) -> str:
     """``did you mean 'x'?`` for the closest of ``words``, else the whole list."""
     known = list(words)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else f"valid: {', '.join(known)}"
+    return did_you_mean(word, known).strip() or f"valid: {', '.join(known)}"
 
 
 def compose(

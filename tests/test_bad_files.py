@@ -228,6 +228,16 @@ def test_devices_and_links_are_written_through(tmp_path):
         ("compare --set l2_bites=x2", "l2_bytes"),
         ("compare --framework vlm", "vllm"),
         ("compare --dtype fp17", "fp16"),
+        ("compare --dtype bfloat16", "bf16"),
+        ("compare --algorithm FA2", "fa2"),
+        ("compare --algorithm flash_attn_3", "fa3"),
+        ("compare --gpu H200", "h200_sxm"),
+        ("compare --gpu H100-SXM", "h100_sxm"),
+        ("compare --pass backward", "bwd"),
+        ("compare --timing kernle", "kernel"),
+        ("validate --data rows.csv --side juge", "judge"),
+        ("validate --data rows.csv --gpu h100_sxm --by algorthm", "algorithm"),
+        ("require --parameters l2_bytes --target fa2.hmb<=1GB", "hbm"),
         ("compare --seqln 3", "--seqlen"),
         ("comapre", "compare"),
         ("dispatch --fact trainin=1", "training"),
@@ -244,6 +254,8 @@ def test_a_near_miss_of_every_kind_of_name_gets_a_suggestion(tmp_path, monkeypat
     (tmp_path / "key.yaml").write_text(PROFILE.replace("num_sms", "num_smss"))
     (tmp_path / "base.yaml").write_text(PROFILE.replace("h100_sxm", "h100_smx"))
     (tmp_path / "section.yaml").write_text(SWEEP.replace("algorithms", "algoritms"))
+    (tmp_path / "rows.csv").write_text(CASES)
     (tmp_path / "column.csv").write_text(CASES.replace("algorithm", "algoritm"))
-    said = failure(capsys, *arguments.split())
+    # a target has spaces, which split the other arguments
+    said = failure(capsys, *(a.replace(".", " ") if "<=" in a else a for a in arguments.split()))
     assert f"did you mean '{meant}'" in said or f"is it '{meant}'" in said or "Possible options: --seqlen" in said

@@ -7,6 +7,7 @@ import pytest
 from command_line import failure
 
 from simulator import cli
+from simulator.atomic_write import write_text
 from simulator.cli import main
 
 
@@ -101,3 +102,24 @@ def test_a_closed_pipe_is_no_traceback():
     code = f"{sys.executable} -m simulator.cli gpus --json | head -n 1"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">/dev/full", 2, "iosim: the output cannot be written (No space left on device); send it to another place"),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_is_no_traceback(redirected, code, said):
+    command = f"{sys.executable} -m simulator.cli gpus {redirected}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (code, said)
+
+
+def test_a_link_to_itself_is_replaced_by_the_file(tmp_path):
+    (tmp_path / "a.txt").symlink_to(tmp_path / "a.txt")
+    write_text(tmp_path / "a.txt", "x")
+    assert (tmp_path / "a.txt").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

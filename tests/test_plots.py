@@ -364,12 +364,12 @@ def test_changed_gpus_and_lists(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["io", "--against", "width"], "--against: 'width' is unknown; use seqlen, sram or l2"),
+        (["io", "--against", "width"], "--against: 'width' is unknown; use seqlen, sram, l2"),
         (["io", "--against", "l2", "--values", "a,b"], "--values: 'a,b' is no list"),
         (["roofline", "-o", "x.gif"], "x.gif: is no picture"),
         (["roofline", "-o", "no/x.png"], "does not exist; create it first"),
         (["scale", "--from", "absent.csv"], "absent.csv: cannot be read"),
-        (["timeline", "--view", "x"], "--view: 'x' is unknown; use sm or gpu"),
+        (["timeline", "--view", "x"], "--view: 'x' is unknown; use sm, gpu"),
         (["timeline", "--algorithm", "fa9"], "algorithm: 'fa9' is unknown"),
         (["roofline", "--gpu", "h100_smx"], "h100_sxm"),
     ],

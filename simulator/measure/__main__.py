@@ -1,8 +1,8 @@
-"""``python -m simulator.measure``: the ``measure`` command without the rest of the application."""
+"""``python -m simulator.measure``: the ``measure`` command, which needs no other module of the application."""
 
-import typer
+import sys
 
-from simulator.measure.command import measure
+from simulator.cli import main
 
 if __name__ == "__main__":
-    typer.run(measure)
+    sys.exit(main(["measure", *sys.argv[1:]]))

@@ -30,31 +30,6 @@ def measure(
     deadline: Annotated[float, typer.Option(help="seconds after which no new case starts")] = 1e9,
 ) -> None:
     """Measure attention kernels or the chip on this machine's GPU (needs the extra 'measure')."""
-    try:
-        _measure(
-            cases,
-            output,
-            counters,
-            spans,
-            microbench,
-            check,
-            list_,
-            metrics,
-            launches,
-            only,
-            family,
-            marked,
-            seed,
-            deadline,
-        )
-    except InputError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-
-
-def _measure(
-    cases, output, counters, spans, microbench, check, list_, metrics, launches, only, family, marked, seed, deadline
-) -> None:
     from simulator.measure import kernels
 
     if list_:

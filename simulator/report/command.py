@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simulator.errors import InputError
+from simulator.errors import InputError, unknown
 from simulator.options import RunOptions, comma_list, takes_problem
 from simulator.problem import AttentionProblem
 
@@ -57,7 +57,7 @@ def report(
     shown = [name.strip() for name in timelines.split(",") if name.strip()]
     for name in shown:
         if name not in all_algorithms():
-            raise InputError(f"--timelines: {name!r} is unknown; use {', '.join(all_algorithms())}")
+            raise unknown("--timelines", name, all_algorithms())
     comparison = compare(problem, profiles, algorithms, conditions, hypothetical=hypothetical)
     validation, note = validate([p.name for p in profiles], data, rows)
     page = render(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import threading
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +18,10 @@ from simulator.sweep.points import Settings, evaluate_batch
 
 #: How long to wait for a Dask scheduler to answer, and for its first worker.
 _SCHEDULER_TIMEOUT_S = 20
+
+
+#: A scheduler's address: a protocol (or none), a host and a port.
+_ADDRESS = re.compile(r"([a-z]+://)?[^\s/]+:[0-9]{1,5}")
 
 
 class Workers(Protocol):
@@ -95,6 +100,8 @@ class DaskWorkers:
             raise InputError("--scheduler: needs Dask; install 'iosim[cluster]'")
         import distributed
 
+        if not _ADDRESS.fullmatch(address):
+            raise InputError(f"--scheduler: {address!r} is no address; write tcp://host:8786")
         self._address = address
         try:
             self._client = distributed.Client(address, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
