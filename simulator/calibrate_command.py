@@ -147,17 +147,19 @@ def calibration_section(profile, physics, fitted, results, digest: str, files: l
 
 def _print(fitted, results) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.markup import escape
 
     from simulator.physics import Physics
+    from simulator.tables import print_table
 
-    table = Table("parameter", "value", "90 % interval", "unit", "identified by", title="Fitted parameters")
+    rows = []
     for f in fitted:
         interval = f"{f.low90:.4g} … {f.high90:.4g}" if f.identified else "not identified, fixed"
-        table.add_row(f.name, f"{f.value:.4g}", interval, Physics.describe(f.name)[0], f.identified_by)
+        rows.append((f.name, f"{f.value:.4g}", interval, Physics.describe(f.name)[0], escape(f.identified_by)))
     console = Console()
-    console.print(table)
-    stages = Table("stage", "rows", "before", "after", "median", title="Mean |log(predicted / measured)|")
-    for r in results:
-        stages.add_row(r.stage, str(r.rows), f"{r.before:.4f}", f"{r.after:.4f}", f"{r.median:.4f}")
-    console.print(stages)
+    console.print("[bold]Fitted parameters[/]")
+    headings = ("parameter", "value", "90 % interval", "unit", "identified by")
+    print_table(console, headings, rows, left=("unit",), prose=("identified by",))
+    console.print("[bold]Mean |log(predicted / measured)|[/]")
+    stages = [(r.stage, str(r.rows), f"{r.before:.4f}", f"{r.after:.4f}", f"{r.median:.4f}") for r in results]
+    print_table(console, ("stage", "rows", "before", "after", "median"), stages)

@@ -1,18 +1,18 @@
-"""A comparison as text for people: two narrow tables a GPU, and below them what they cannot say."""
+"""A comparison as text for people: two tables a GPU (more in a narrow terminal), and below
+them what they cannot say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from algorithms.varlen import padding_share
 from simulator.comparison import Comparison, Entry
 from simulator.problem import AttentionProblem
+from simulator.tables import print_table
 from simulator.wording import problem_text, scaled, three_digits, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from simulator.profile import Profile
 
@@ -42,10 +42,10 @@ def _print_gpu(console: Console, profile: Profile, entries: list[Entry], compari
     from rich.text import Text
 
     console.print(f"[bold]{escape(profile.name)}[/]: {_roofline_text(profile, comparison.problem)}", highlight=False)
-    console.print(_time_table(entries))
+    _print_times(console, entries)
     ran = [entry for entry in entries if entry.result is not None]
     if ran:
-        console.print(_bytes_table(ran))
+        _print_bytes(console, ran)
     for line in notes(profile, entries):
         console.print(Padding(Text(line), (0, 0, 0, 1)))
 
@@ -59,27 +59,17 @@ def _roofline_text(profile: Profile, problem: AttentionProblem) -> str:
     return f"{rates} (datasheet), ridge at {ridge:.0f} FLOP/byte"
 
 
-def _table(headings: Iterable[str]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, heading in enumerate(headings):
-        # a narrow terminal breaks a cell into lines; it never cuts a number off
-        table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold", min_width=5)
-    return table
-
-
-def _time_table(entries: list[Entry]) -> Table:
+def _print_times(console: Console, entries: list[Entry]) -> None:
     heads = ("algorithm", "time", "TFLOP\n/s", "% of\npeak", "peak\nTFLOP/s", "limiter", "speed-\nup")
-    table = _table((*heads, "mat-\nmul\nFLOP", "exp\nops", "other\nops"))
+    heads = (*heads, "mat-\nmul\nFLOP", "exp\nops", "other\nops")
+    rows = []
     for entry in entries:
         r, row = entry.result, entry.row()
         if r is None:
-            table.add_row(entry.label, "—", "—", "—", "cannot run")
+            rows.append((entry.label, "—", "—", "—", "cannot run", *[""] * (len(heads) - 5)))
             continue
         percent = entry.percent_of_peak
-        table.add_row(
+        cells = (
             entry.label,
             time_text(r.time_us),
             three_digits(r.tflops),
@@ -91,16 +81,17 @@ def _time_table(entries: list[Entry]) -> Table:
             scaled(row["exp_ops"]),
             scaled(row["other_ops"]),
         )
-    return table
+        rows.append(cells)
+    print_table(console, heads, rows)
 
 
-def _bytes_table(entries: list[Entry]) -> Table:
+def _print_bytes(console: Console, entries: list[Entry]) -> None:
     heads = ("algorithm", "HBM\nread", "HBM\nwritten", "dirty\nin L2", "L2 to\nSM", "SM to\nL2", "FLOP/\nHBM\nbyte")
-    table = _table((*heads, "peak\nmemory", "kernels"))
+    rows = []
     for entry in entries:
         r = entry.result
         full = r.peak_memory_bytes > entry.profile.hbm_bytes
-        table.add_row(
+        cells = (
             entry.label,
             scaled(r.hbm_read_bytes, "B"),
             scaled(r.hbm_write_bytes, "B"),
@@ -111,7 +102,8 @@ def _bytes_table(entries: list[Entry]) -> Table:
             f"[red]{scaled(r.peak_memory_bytes, 'B')}[/]" if full else scaled(r.peak_memory_bytes, "B"),
             entry.implementation,
         )
-    return table
+        rows.append(cells)
+    print_table(console, (*heads, "peak\nmemory", "kernels"), rows)
 
 
 def notes(profile: Profile, entries: list[Entry]) -> list[str]:

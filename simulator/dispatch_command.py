@@ -11,6 +11,7 @@ import typer
 from simulator.errors import InputError
 from simulator.options import RunOptions, takes_problem
 from simulator.problem import AttentionProblem
+from simulator.tables import print_labelled, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,48 +145,36 @@ def print_times(console: Console, decision: Decision, runs: Timed, hoped: Timed)
 
 
 def _line(console: Console, title: str, text: str, style: str = "") -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=19, no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(title, style="bold"), Text(text, style=style))
-    console.print(grid)
+    print_labelled(console, title, text, style, label_width=20)
 
 
 def print_rule_bases(console: Console, folder: Path | None) -> None:
     """Every rule base: framework, version, whether it is the default, rules, source."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.markup import escape
 
     from simulator.dispatch.rule_files import find_rules, rule_bases
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("framework", "version", "", "rules", "source"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for base in rule_bases(folder):
         default = "default" if find_rules(base.framework, None, folder)[0] is base else ""
-        rules = sum(len(backend.rules) for backend in base.backends.values())
-        table.add_row(base.framework, base.version, default, str(rules), base.source)
-    console.print(table)
+        number = sum(len(backend.rules) for backend in base.backends.values())
+        rows.append((base.framework, base.version, default, str(number), escape(base.source)))
+    headings = ("framework", "version", "", "rules", "source")
+    print_table(console, headings, rows, left=("version", ""), prose=("source",))
 
 
 def print_facts(console: Console, base: Any) -> None:
     """The facts that ``--fact`` takes for a rule base: kind, default, meaning."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.markup import escape
 
     from simulator.dispatch.facts import known_facts, value_text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("fact", "kind", "default", "meaning"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for name, known in known_facts(base.settings).items():
         setting = base.settings.get(name)
         default = "of the call" if setting is None else f"as {setting.follows}" if setting.follows else ""
-        table.add_row(name, known.kind, default or value_text(known.kind, setting.default), known.about)
-    console.print(table)
+        rows.append((name, known.kind, escape(default or value_text(known.kind, setting.default)), escape(known.about)))
+    print_table(console, ("fact", "kind", "default", "meaning"), rows, left=("kind", "default"), prose=("meaning",))
 
 
 def decision_data(decision: Decision, runs: Timed, hoped: Timed) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,10 @@ import typer
 from simulator.errors import InputError
 from simulator.options import RunOptions, takes_problem
 from simulator.problem import AttentionProblem
+from simulator.tables import print_labelled, print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from simulator.diagnosis import Diagnosis
 
@@ -83,52 +82,40 @@ def _measured_us(time_us: float | None, tflops: float | None, problem: Attention
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     """The verdict and the numbers behind it."""
     from rich.markup import escape
-    from rich.text import Text
 
     from simulator.wording import problem_text, scaled, three_digits, time_text
 
     d, expected = diagnosis, diagnosis.expected
     low, high = d.interval
     tflops = three_digits(expected.flops / d.measured_us / 1e6)
-    console.print(f"[bold]Call[/]      {escape(problem_text(expected.problem))}", highlight=False)
-    console.print(f"[bold]Measured[/]  {time_text(d.measured_us)}, {tflops} TFLOP/s", highlight=False)
+    print_labelled(console, "Call", problem_text(expected.problem))
+    print_labelled(console, "Measured", f"{time_text(d.measured_us)}, {tflops} TFLOP/s")
     kernel = f"{expected.algorithm}:{expected.implementation} on {expected.gpu}"
     where = "in it" if d.is_expected else "above it" if d.measured_us > high else "below it"
     about = "90 % interval" if expected.time_low_us is not None else "20 % about it (no calibration)"
     text = f"{time_text(expected.time_us)} ({kernel}), {about} {time_text(low)} to {time_text(high)}: {where}"
-    # a changed GPU's name has brackets, which rich would take for a style
-    console.print(f"[bold]Expected[/]  {escape(text)}", highlight=False)
+    print_labelled(console, "Expected", text)
     for bound in d.bounds:
         unit = "FLOP" if bound.resource == "tensor" else "B"
         state = "VIOLATED" if bound in d.violated else f"{three_digits(d.measured_us / bound.time_us)} times that"
         amount = f"{scaled(bound.amount, unit)} at {scaled(bound.rate_per_s, unit + '/s')}"
         line = f"at least {time_text(bound.time_us)} in {bound.resource} ({amount}): {state}"
-        console.print(Text.assemble(("Limit     ", "bold"), (line, "red" if bound in d.violated else "")))
+        print_labelled(console, "Limit", line, "red" if bound in d.violated else "")
     if d.suspicions:
-        rows = [("fits" if s.fits else "does not", s.name, s.text) for s in d.suspicions]
-        console.print(_table(("", "broken how", "the arithmetic"), rows))
+        rows = [("fits" if s.fits else "does not", escape(s.name), escape(s.text)) for s in d.suspicions]
+        headings = ("fits", "broken how", "the arithmetic")
+        print_table(console, headings, rows, left=headings[:-1], prose=headings[-1:])
     if d.causes:
         rows = [
-            (f"{100 * c.share:.0f} %", "yes" if c.fits else "no", time_text(c.result.time_us), c.name, c.about)
+            (f"{100 * c.share:.0f} %", "yes" if c.fits else "no", time_text(c.result.time_us), *map(escape, said))
             for c in d.causes
+            for said in [(c.name, c.about)]
         ]
-        console.print(_table(("closes", "fits", "time", "cause", "meaning"), rows))
-    console.print(Text.assemble(("Verdict   ", "bold"), d.verdict))
+        headings = ("closes", "fits", "time", "cause", "meaning")
+        print_table(console, headings, rows, left=headings[:-1], prose=headings[-1:])
+    print_labelled(console, "Verdict", d.verdict)
     for warning in expected.warnings:
-        console.print(Text(f"          {warning}", style="yellow"))
-
-
-def _table(headings: tuple[str, ...], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+        print_labelled(console, "", warning, "yellow")
 
 
 def diagnosis_data(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import typer
 from simulator.errors import InputError
 from simulator.profile import Profile, Quantity, key_of, load_profile, profile_names
 from simulator.quantities import format_quantity
+from simulator.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,16 +107,15 @@ def _shown(key: str, quantity: Quantity | None) -> str:
     return "—" if quantity is None else format_quantity(quantity.value, key_of(key).dimension)
 
 
-def _print_list(console: Console, profiles: list[Profile]) -> None:
-    from rich.table import Table
+#: Characters from which a profile is a table with a column of sources.
+_WIDE = 120
 
-    table = Table(title="GPUs (dense datasheet figures)", title_justify="left")
-    table.add_column("name", no_wrap=True)
-    for heading in ("SMs", "clock MHz", "bf16 TFLOP/s", "HBM TB/s", "HBM GB", "L2 MiB", "SMEM KiB/SM", "ridge FLOP/B"):
-        table.add_column(heading, justify="right")
-    table.add_column("capabilities", overflow="fold")
+
+def _print_list(console: Console, profiles: list[Profile]) -> None:
+    rates = ("SMs", "clock\nMHz", "bf16\nTFLOP/s", "HBM\nTB/s", "HBM\nGB", "L2\nMiB", "SMEM\nKiB/SM", "ridge\nFLOP/B")
+    rows = []
     for p in profiles:
-        table.add_row(
+        cells = (
             f"[yellow]{p.name}[/]" if p.is_hypothetical else p.name,
             str(p.num_sms),
             f"{p.max_clock_hz / 1e6:.0f}",
@@ -127,13 +127,15 @@ def _print_list(console: Console, profiles: list[Profile]) -> None:
             f"{p.ridge_flop_per_byte('bf16'):.0f}" if "bf16" in p.spec_tensor_flops else "—",
             " ".join(sorted(p.capabilities)),
         )
-    console.print(table)
+        rows.append(cells)
+    console.print("[bold]GPUs[/] (dense datasheet figures)")
+    print_table(console, ("name", *rates, "capabilities"), rows, prose=("capabilities",))
     console.print("[yellow]yellow[/]: a GPU that does not exist. 'iosim gpus NAME' shows every value with its source.")
 
 
 def _print_profile(console: Console, profile: Profile) -> None:
     from rich.markup import escape
-    from rich.table import Table
+    from rich.padding import Padding
 
     console.print(f"[bold]{escape(profile.name)}[/]  {escape(profile.title)}")
     console.print(
@@ -141,17 +143,20 @@ def _print_profile(console: Console, profile: Profile) -> None:
         f"{f', base {profile.base}' if profile.base else ''}; capabilities: {' '.join(sorted(profile.capabilities))}",
         highlight=False,
     )
-    table = Table(pad_edge=False)
-    table.add_column("key", overflow="fold", min_width=30)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
-    table.add_column("source", overflow="fold", ratio=1)
-    table.add_column("where", overflow="fold")
+    rows = []
     for key, quantity in profile.values.items():
         file = quantity.location.replace("\\", "/").rsplit("/", 1)[-1]
         kind = f"[{_KIND_STYLE[quantity.kind]}]{quantity.kind}[/]"
-        table.add_row(key, _shown(key, quantity), kind, escape(quantity.source), escape(file))
-    console.print(table)
+        rows.append((key, _shown(key, quantity), kind, escape(quantity.source), escape(file)))
+    if console.width >= _WIDE:
+        headings = ("key", "value", "kind", "source", "where")
+        print_table(console, headings, rows, left=("kind", "where"), prose=("source",))
+    else:
+        # sources below their values
+        width = max((len(row[0]) for row in rows), default=0)
+        for key, value, kind, source, file in rows:
+            console.print(f"{key:<{width}}  {value:>16}  {kind}", highlight=False)
+            console.print(Padding(f"[dim]{source} ({file})[/]", (0, 0, 0, 4)), highlight=False)
     ridges = [f"{dtype} {profile.ridge_flop_per_byte(dtype):.0f}" for dtype in sorted(profile.spec_tensor_flops)]
     console.print(f"ridge point, FLOP/byte: {', '.join(ridges)}", highlight=False)
     fitted = profile.calibration.parameters
@@ -164,18 +169,19 @@ def _print_profile(console: Console, profile: Profile) -> None:
 
 def _print_diff(console: Console, first: Profile, second: Profile, differences: list) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title=f"{escape(first.name)} -> {escape(second.name)}", title_justify="left")
-    table.add_column("key", overflow="fold")
-    for heading in (first.name, second.name, "ratio"):
-        table.add_column(escape(heading), justify="right", overflow="fold")
-    table.add_column("kinds")
+    rows = []
     for key, a, b in differences:
         ratio = f"x{b.value / a.value:.4g}" if a is not None and b is not None and a.value else "—"
         kinds = "/".join(q.kind if q else "—" for q in (a, b))
-        table.add_row(key, _shown(key, a), _shown(key, b), ratio, kinds)
-    console.print(table)
+        values = _shown(key, a), _shown(key, b)
+        if console.width < _WIDE:
+            key = key.replace(".", "\n  .", 1)
+        rows.append((key, values[0], values[1], ratio, kinds))
+    console.print(f"[bold]{escape(first.name)} -> {escape(second.name)}[/]", highlight=False)
+    # names of changed GPUs list what was changed
+    heads = [escape(profile.name.replace("[", "\n[").replace(",", ",\n")) for profile in (first, second)]
+    print_table(console, ("key", *heads, "ratio", "kinds"), rows, left=("kinds",))
     same = len({*first.values, *second.values}) - len(differences)
     gained, lost = second.capabilities - first.capabilities, first.capabilities - second.capabilities
     if gained or lost:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from simulator.model_decode import Crossing, GroupIntensity, Intensity, SplitGain, half_attention_context
 from simulator.model_run import ModelRun, Swap
+from simulator.tables import print_table
 from simulator.wording import scaled, three_digits, time_text
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ def print_run(console: Console, run: ModelRun, swap: Swap | None, kernels: int) 
     console.print(line, highlight=False, markup=False)
     for note in run.notes:
         console.print(f"  {note}", style="yellow", highlight=False, markup=False)
-    _table(console, ("", ""), _totals(run))
+    print_table(console, ("", ""), _totals(run))
     phases = [p for p in PHASES if p in run.phases()] if run.kind == "training" else []
     rows = []
     for group, time_us in run.groups().items():
         parts = [time_text(_part_us(run, group, phase)) for phase in phases]
         rows.append((group, *parts, time_text(time_us), f"{time_us / run.gpu_us:.1%}"))
-    _table(console, ("time by group", *phases, "total", "share"), rows)
+    print_table(console, ("time by group", *phases, "total", "share"), rows)
     memory = [
         (name.removesuffix("_bytes").replace("_", " "), scaled(value, "B"))
         for name, value in vars(run.memory).items()
         if value
     ]
-    _table(console, ("memory", ""), [*memory, ("total", scaled(run.memory.total_bytes, "B"))])
+    print_table(console, ("memory", ""), [*memory, ("total", scaled(run.memory.total_bytes, "B"))])
     if swap is not None:
         print_swap(console, swap)
     if kernels:
@@ -62,7 +62,7 @@ def print_run(console: Console, run: ModelRun, swap: Swap | None, kernels: int) 
             )
             for entry in longest
         ]
-        _table(console, ("longest kernels", "times", "each", "share", "TFLOP/s", "HBM", "limiter"), rows)
+        print_table(console, ("longest kernels", "times", "each", "share", "TFLOP/s", "HBM", "limiter"), rows)
 
 
 def _part_us(run: ModelRun, group: str, phase: str) -> float:
@@ -134,7 +134,7 @@ def print_decode(
         for i in intensity
     ]
     ridge = three_digits(intensity[0].ridge)
-    _table(console, ("FLOP/byte by batch", "products", "attention", "step", f"bound (ridge {ridge})"), rows)
+    print_table(console, ("FLOP/byte by batch", "products", "attention", "step", f"bound (ridge {ridge})"), rows)
     console.print(
         f"A weight serves the batch, a cached key only its group of {group} query heads: attention stays at "
         f"{three_digits(intensity[0].attention)} FLOP/byte at any batch.",
@@ -149,7 +149,7 @@ def print_decode(
         )
         for g in groups
     ]
-    _table(console, ("query heads a KV head", "attention FLOP/byte", "KV cache", f"bound (ridge {ridge})"), rows)
+    print_table(console, ("query heads a KV head", "attention FLOP/byte", "KV cache", f"bound (ridge {ridge})"), rows)
     rows = [
         (
             str(g.batch),
@@ -162,7 +162,7 @@ def print_decode(
         for g in gains
     ]
     heading = f"one layer, {gains[0].context} keys: batch"
-    _table(console, (heading, "one split", "FlashDecoding", "gain", "cache read at", "with splits"), rows)
+    print_table(console, (heading, "one split", "FlashDecoding", "gain", "cache read at", "with splits"), rows)
     if not crossed:
         return
     rows = [
@@ -177,7 +177,7 @@ def print_decode(
         )
         for c in crossed
     ]
-    _table(
+    print_table(
         console,
         ("context", "prefill", "attention", "decode step", "attention", "steps as long as prefill", "KV cache"),
         rows,
@@ -199,7 +199,7 @@ def print_published(console: Console, rows: list[Row]) -> None:
     """Predicted against published, with signed errors."""
     from simulator.model_published_table import HEADINGS, cells, remarks, summary
 
-    _table(console, HEADINGS, [cells(row) for row in rows])
+    print_table(console, HEADINGS, [cells(row) for row in rows])
     for line in (*summary(rows), "Not modelled, by framework:", *(f"  {line}" for line in remarks(rows))):
         console.print(line, highlight=False)
 
@@ -263,15 +263,3 @@ def kernel_rows(run: ModelRun) -> list[dict[str, Any]]:
 def published_data(rows: list[Row]) -> list[dict[str, Any]]:
     """Predicted against published as plain data."""
     return [vars(r) | {"error": r.error} for r in rows]
-
-
-def _table(console: Console, headings: tuple[str, ...], rows: Iterable[Sequence[str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_header=any(headings))
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -9,6 +9,7 @@ import typer
 
 from simulator.options import RunOptions, takes_problem
 from simulator.problem import AttentionProblem
+from simulator.tables import print_table
 
 if TYPE_CHECKING:
     from simulator.profile import Profile
@@ -109,10 +110,8 @@ def require(
 
 
 def _print(goals: list[tuple[Bench, Target]], now: list[str], answers: list[Answer], profile: Profile) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from simulator.sensitivity import PARAMETERS
     from simulator.wording import problem_text
@@ -126,17 +125,15 @@ def _print(goals: list[tuple[Bench, Target]], now: list[str], answers: list[Answ
             console.print(f"[bold]Problem[/]: {shown}", soft_wrap=True)
         # a changed GPU's name has brackets, which rich would take for a style
         console.print(f"[bold]Target[/]: {escape(f'{target.text}. {profile.name} {said}')}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("parameter", "today", "needed", "factor", "then", "limited by"):
-        table.add_column(heading, justify="left" if heading == "parameter" else "right")
+    rows = []
     for answer in answers:
         name, value = PARAMETERS.get(answer.key, answer.key), _quantity(answer.key, answer.today, profile)
         if answer.factor is None:
-            table.add_row(name, value, "not reachable", "", "", answer.limiter)
+            rows.append((name, value, "not reachable", "", "", answer.limiter))
         else:
             needed = _quantity(answer.key, answer.value, profile)
-            table.add_row(name, value, needed, f"x{answer.factor:.3g}", answer.then, answer.limiter)
-    console.print(table)
+            rows.append((name, value, needed, f"x{answer.factor:.3g}", answer.then, answer.limiter))
+    print_table(console, ("parameter", "today", "needed", "factor", "then", "limited by"), rows)
     for answer in answers:
         if answer.why:
             console.print(escape(f"{PARAMETERS.get(answer.key, answer.key)}: {answer.why}"))

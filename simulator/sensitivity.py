@@ -9,6 +9,7 @@ A step across a threshold (another number of resident CTAs, another tile) is no 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import fsum
@@ -199,7 +200,9 @@ def _sensitivity(bench: Bench, key: str, step: float, limits: bool) -> Sensitivi
                     raise InputError(f"a step of {100 * step:g} % rounds to nothing")
                 there = bench.scaled(key, factor)
             except InputError as error:
-                notes.append(f"x{factor:.3g}: {error}")
+                # the changed GPU's name says no more than the factor
+                changed = re.escape(bench.profile.name.partition("[")[0]) + r"\[[^]]*\]"
+                notes.append(f"x{factor:.3g}: {re.sub(changed, lambda _: bench.profile.name, str(error))}")
                 continue
             near[many] = there.time_us
             threshold = _threshold(base, there)

@@ -9,6 +9,7 @@ import typer
 
 from simulator.options import RunOptions, comma_list, takes_problem
 from simulator.problem import AttentionProblem
+from simulator.tables import print_table
 
 if TYPE_CHECKING:
     from simulator.sensitivity import Change, Sensitivity
@@ -138,10 +139,8 @@ class counting:
 
 
 def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
     from simulator.wording import problem_text, time_text
 
@@ -151,16 +150,15 @@ def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> Non
         own = [one for one in found if one.algorithm == algorithm]
         # a changed GPU's name has brackets, which rich would take for a style
         title = escape(f"{algorithm} on {gpu}: {time_text(own[0].base_us)}, limited by {own[0].limiter}")
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
-        table.add_column("1 % more", justify="left")
-        for heading in ("time, %", "HBM bytes, %", "L2 bytes, %", "limiter with less", "limiter with more"):
-            table.add_column(heading, justify="right")
+        console.print(f"[bold]{title}[/]")
+        rows = []
         for one in own:
             cells = [_elasticity(x) for x in (one.time, one.hbm_bytes, one.l2_bytes)]
             if one.time_error >= _SHOWN:
                 cells[0] += f" ±{one.time_error:.2f}"
-            table.add_row(one.name + ("*" if one.note else ""), *cells, _change(one.below), _change(one.above))
-        console.print(table)
+            rows.append((one.name + ("*" if one.note else ""), *cells, _change(one.below), _change(one.above)))
+        slopes, changes = ("time, %", "HBM\nbytes, %", "L2\nbytes, %"), ("limiter\nwith less", "limiter\nwith more")
+        print_table(console, ("1 % more", *slopes, *changes), rows)
         for one in own:
             if one.note:
                 console.print(escape(f"* {one.name}: {one.note}"), style="dim")

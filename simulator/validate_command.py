@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
 
 def register(app: typer.Typer) -> None:
@@ -63,13 +63,12 @@ def register(app: typer.Typer) -> None:
         for column, title in (("error_time", "time"), ("error_hbm", "HBM bytes"), ("error_l2_read", "SM-L2 reads")):
             if errors[column].notna().any():
                 if groups:
-                    console.print(_table(summarise(errors, column, groups), f"Error of {title}", groups))
+                    _print(console, summarise(errors, column, groups), f"Error of {title}", groups)
                 if len(groups) > 1:
                     first = groups[:1]
-                    console.print(
-                        _table(summarise(errors, column, first), f"Error of {title}, by {escape(groups[0])}", first)
-                    )
-                console.print(_table(summarise(errors, column, []), f"Error of {title}, all rows", []))
+                    by_first = f"Error of {title}, by {escape(groups[0])}"
+                    _print(console, summarise(errors, column, first), by_first, first)
+                _print(console, summarise(errors, column, []), f"Error of {title}, all rows", [])
         covered = errors["error"].fillna("") != ""
         if covered.any():
             first_error = errors["error"][covered].iloc[0]
@@ -110,14 +109,16 @@ def _remarks(errors: Any) -> str:
     return "\n".join(lines)
 
 
-def _table(summary: Any, title: str, groups: list[str]) -> Table:
+def _print(console: Console, summary: Any, title: str, groups: list[str]) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(*map(escape, groups), "n", "mean", "median", "p90", "max", "signed", title=title)
+    from simulator.tables import print_table
+
+    rows = []
     for _, row in summary.iterrows():
         values = [f"{100 * row[c]:.1f} %" for c in ("mean", "median", "p90", "max")]
-        table.add_row(
-            *(escape(str(row[g])) for g in groups), str(int(row["n"])), *values, f"{100 * row['signed']:+.1f} %"
-        )
-    return table
+        cells = (str(int(row["n"])), *values, f"{100 * row['signed']:+.1f} %")
+        rows.append((*(escape(str(row[g])) for g in groups), *cells))
+    console.print(f"[bold]{title}[/]")
+    names = tuple(map(escape, groups))
+    print_table(console, (*names, "n", "mean", "median", "p90", "max", "signed"), rows, left=names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,10 +9,10 @@ import typer
 from simulator.errors import InputError
 from simulator.options import RunOptions, takes_problem
 from simulator.problem import AttentionProblem
+from simulator.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from simulator.explanation import Explanation
 
@@ -81,28 +80,17 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
     for topic, sentence in explanation.sentences.items():
         console.print(Padding(Text.assemble((f"{topic}: ", "bold"), sentence), (0, 0, 0, 1)))
     a, b = explanation.names
-    console.print(_table(("", a, b), explanation.rows))
+    print_table(console, ("", a, b), explanation.rows)
     from simulator.wording import scaled, time_text
 
     times = [(cause, time_text(x), time_text(y)) for cause, x, y in explanation.causes]
-    console.print(_table(("time by cause", a, b), times))
+    print_table(console, ("time by cause", a, b), times)
     tensors = [(name, scaled(x, "B"), scaled(y, "B")) for name, x, y in explanation.tensors]
-    console.print(_table(("HBM bytes by tensor", a, b), tensors))
+    print_table(console, ("HBM bytes by tensor", a, b), tensors)
     kernels = [
         (f"{result.algorithm}: {kernel.name}", time_text(kernel.time_us), kernel.limiter)
         for result in explanation.results
         for kernel in result.kernels
     ]
-    console.print(_table(("kernel", "time", "limiter"), kernels))
+    print_table(console, ("kernel", "time", "limiter"), kernels)
 
-
-def _table(headings: tuple[str, ...], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
