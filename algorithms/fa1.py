@@ -25,7 +25,15 @@ from algorithms.common import (
     row_vectors,
 )
 from algorithms.fa1_backward import backward_schedule, build_backward
-from algorithms.fa1_schedule import KINDS, Schedule, interleaved, package_tile, schedule_for, work_tiles
+from algorithms.fa1_schedule import (
+    KINDS,
+    Schedule,
+    in_place_of_others,
+    interleaved,
+    package_tile,
+    schedule_for,
+    work_tiles,
+)
 from algorithms.fa1_tiles import Q_BUFFERS, candidates
 from algorithms.passes import build_passes
 from algorithms.standard import expand_heads
@@ -304,7 +312,8 @@ def tensors_of(problem: AttentionProblem, s: Schedule) -> dict[str, Tensor]:
 
 def forward_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], gpu: Profile) -> Kernel:
     """The kernel over all (CTA, key block) work tiles."""
-    coords = work_tiles(problem, s, gpu.num_sms * s.ctas_per_sm)
+    slots = gpu.num_sms * s.ctas_per_sm
+    coords = work_tiles(problem, s, slots)
     kinds = [kind for kind in KINDS if coords[kind].any()]
     coords = {name: values for name, values in coords.items() if name not in KINDS or name in kinds}
     cta = roles(problem, s, t, kinds)
@@ -321,6 +330,7 @@ def forward_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor],
         path="mma_sync",
         compute_dtype=problem.dtype,
         coord_order="slot, key block, wave; CTAs by batch, head, row slice",
+        **in_place_of_others(problem, s, len(coords["key_row"]), slots),
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
 from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
 from algorithms.counted import among_streams
-from algorithms.fa1_schedule import KINDS, Schedule, work_tiles
+from algorithms.fa1_schedule import KINDS, Schedule, in_place_of_others, work_tiles
 from algorithms.fa1_tiles import Fa1BackwardTile, backward_with, fa1_backward_smem_bytes
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import ctas_per_sm, round_head_dim
@@ -236,10 +236,12 @@ def _parallel_tiles(problem: AttentionProblem, s: Schedule) -> dict[str, np.ndar
 
 def _main_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], gpu: Profile, parallel: bool) -> Kernel:
     if parallel:
-        coords = _parallel_tiles(problem, s)
+        coords, others = _parallel_tiles(problem, s), {}
         kinds = {"n_rows": ("first_row", False, False)}
     else:
-        coords = work_tiles(problem, s, gpu.num_sms * s.ctas_per_sm)
+        slots = gpu.num_sms * s.ctas_per_sm
+        coords = work_tiles(problem, s, slots)
+        others = in_place_of_others(problem, s, len(coords["key_row"]), slots)
         # every key block's dK and dV are stored, also where no row sees it
         coords["kv_head"] = _owner(problem, s, gpu)
         kinds = {trip: KINDS[trip] for trip in KINDS if coords[trip].any()}
@@ -257,6 +259,7 @@ def _main_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], g
         path="mma_sync",
         compute_dtype=problem.dtype,
         coord_order="batch, head, key block" if parallel else "slot, key block, wave; CTAs by batch, head",
+        **others,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -117,11 +119,43 @@ def interleaved(problem: AttentionProblem, s: Schedule) -> bool:
     return s.slices == 1 or problem.batch * problem.heads * steps <= INTERLEAVED_STEPS
 
 
+#: Row steps of a launch up to which every key block is listed, and key blocks of longer ones that are, at least.
+LISTED_STEPS, LISTED_BLOCKS = 4_000_000, 96
+
+
+def listed_blocks(problem: AttentionProblem, s: Schedule) -> tuple[np.ndarray, np.ndarray, int]:
+    """Key blocks of equal sequences that are listed, which of them stand for several, and for how many.
+
+    Key blocks differ by the rows that a causal mask leaves, a few at a time: in long launches the middle one of a few
+    neighbours stands for them. The first and the last (no state to read, none to keep) stand for themselves, as do
+    those that are left over. The number has no divisor in common with that of the slices, so that the few rows that
+    are final at a key block are every slice's in turn.
+    """
+    blocks = ceil_div(problem.seqlen_k, s.keys)
+    steps = problem.batch * problem.heads * ceil_div(problem.seqlen_q, s.rows) * blocks
+    times = (blocks - 2) // LISTED_BLOCKS
+    while times > 1 and (times % 2 == 0 or gcd(times, s.slices) > 1):
+        times -= 1
+    if steps <= LISTED_STEPS or times < 2 or is_varlen(problem):
+        return np.arange(blocks), np.zeros(blocks, bool), 1
+    alone = 1 + (blocks - 2) % times
+    listed = np.array([*range(alone), *range(alone + times // 2, blocks - 1, times), blocks - 1])
+    return listed, (listed >= alone) & (listed < blocks - 1), times
+
+
+def in_place_of_others(problem: AttentionProblem, s: Schedule, tiles: int, slots: int) -> dict[str, Any]:
+    """What a kernel of the ``tiles`` work tiles of :func:`work_tiles` says of those that stand for several."""
+    _, repeated, times = listed_blocks(problem, s)
+    return {"times": times, "repeated": repeated[np.arange(tiles) // slots % len(repeated)]} if times > 1 else {}
+
+
 def _turns(problem: AttentionProblem, s: Schedule, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(key block, CTA, is there such a CTA) of the work tiles of equal sequences: CTAs take slots in turn."""
     p = problem
     ctas = p.batch * p.heads * s.slices
-    slot, j, wave = grid_indices(slots, ceil_div(p.seqlen_k, s.keys), ceil_div(ctas, slots))
+    listed = listed_blocks(p, s)[0]
+    slot, place, wave = grid_indices(slots, len(listed), ceil_div(ctas, slots))
+    j = listed[place]
     cta = wave * slots + slot
     real = cta < ctas
     last_real = int(np.flatnonzero(real)[-1]) + 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simulator.problem import DTYPE_BYTES
-from simulator.program import Index, Kernel, Load, Loop, Op, Role, Store, Tensor, Tile, var
+from simulator.program import Index, Kernel, Load, Loop, Op, Role, Store, Tensor, Tile, once_a_kernel, var
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ def _role_accesses(role: Role) -> list[Access]:
     return found
 
 
-def kernel_accesses(kernel: Kernel) -> list[Access]:
+@once_a_kernel
+def kernel_accesses(kernel: Kernel) -> tuple[Access, ...]:
     """Every HBM access of ``kernel``'s text, role by role."""
-    return [access for role in kernel.roles for access in _role_accesses(role)]
+    return tuple(access for role in kernel.roles for access in _role_accesses(role))
 
 
 def index_values(index: Index, env: dict[str, Any]) -> np.ndarray:
@@ -64,7 +65,8 @@ def _clipped(start: np.ndarray, size: int, limit: int) -> np.ndarray:
 
 
 def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
-    """Bytes that each CTA moves through ``access`` (int64 array over CTAs), clipped at the tensor's edges."""
+    """Bytes that each CTA, with those it stands for, moves through ``access`` (int64 array over CTAs), clipped at the
+    tensor's edges."""
     place, tensor = access.tile, access.tile.tensor
     size = DTYPE_BYTES[tensor.dtype]
     env = dict(kernel.coords)
@@ -123,7 +125,7 @@ def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:
             return np.broadcast_to(span * rows * inside * size, (n,))
         return None
 
-    return repeat(access.loops, env)
+    return repeat(access.loops, env) * kernel.multiplicity()
 
 
 def sm_traffic(kernel: Kernel) -> dict[str, tuple[int, int]]:

@@ -49,6 +49,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     before = _config.CACHE_DIR
     _config.CACHE_DIR = _FOLDER
     try:
-        return _njit(cache=True, error_model="numpy", _nrt=False)(function)
+        return _njit(cache=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
     finally:
         _config.CACHE_DIR = before
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` compiled as part of the compiled functions that call it: Python cannot call it, and no entry for
+    Python has to be made (a third of the time that a first run compiles)."""
+    inside: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
+    return _njit(error_model="numpy", _nrt=False, **inside)(function)

@@ -19,7 +19,7 @@ from simulator.memory import L2, WIDE_BLOCK_ROWS, WIDE_COLS
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
-from simulator.program import Index, Kernel, Load, Loop
+from simulator.program import Index, Kernel, Load, Loop, once_a_kernel
 from simulator.read_sharing import unseen_read_bytes
 from simulator.row_locality import read_cost
 from simulator.sm import TICKS_PER_CYCLE
@@ -75,6 +75,7 @@ def occupancy(kernel: Kernel, profile: Profile) -> int:
     return max(1, min(limits))
 
 
+@once_a_kernel
 def bundle_size(kernel: Kernel, slots: int) -> int:
     """How many consecutive CTAs of a kernel with very many short CTAs are replayed as one (1: each its own)."""
     if kernel.ctas < 32 * slots or kernel.ctas_each > 1:
@@ -99,7 +100,7 @@ def _loads_in_turn(kernel: Kernel) -> int:
 class _Prepared:
     """A kernel as the arrays that the replay takes."""
 
-    def __init__(self, kernel: Kernel, l2: L2, bundle: int) -> None:
+    def __init__(self, kernel: Kernel, l2: L2, bundle: int, plan: Plan) -> None:
         self.kernel, self.bundle = kernel, bundle
         #: CTAs of the hardware that one of the replay stands for.
         self.ctas_each = bundle * kernel.ctas_each
@@ -109,7 +110,12 @@ class _Prepared:
         if bundle > 1:
             first = self._bundle_starts()
             coords = {name: values[first] for name, values in coords.items()}
+        elif plan.skip:
+            first = np.delete(first, slice(plan.jump_at, plan.jump_at + plan.skip))
+            coords = {name: values[first] for name, values in coords.items()}
         self.coords = coords
+        #: CTAs, or bundles of them, with those that are left out.
+        self.all = len(first) if bundle > 1 else kernel.launched
         self.n = n = len(first)
         accesses = kernel_accesses(kernel)
         names = [t.coord for t in self.segments]
@@ -124,7 +130,7 @@ class _Prepared:
         self.outer_count = coords[self.outer] if self.outer else 1
         self.has_outer = self.outer is not None
         #: Columns of the table of CTAs, of which equal ones are kept once.
-        self._columns: list[np.ndarray | int] = [0, self.outer_count]
+        self._columns: list[np.ndarray | int] = [0, self.outer_count, 0]
         self._columns += [np.maximum(coords[name] + longest.get(name, 0), 0) for name in names]
         self._column_of: dict[object, int] = {}
         rows = [self._row(access, l2, longest) for access in accesses]
@@ -251,22 +257,27 @@ def run_kernel(
     """
     spec = SmSpec.of(profile, physics, kernel.path, kernel.compute_dtype)
     residents = occupancy(kernel, profile)
-    most = min(residents, -(-kernel.ctas * kernel.ctas_each // profile.num_sms))
+    most = min(residents, -(-kernel.launched * kernel.ctas_each // profile.num_sms))
     counts = (1,) if residents == 1 or most == 1 else (1, residents)
     slots = profile.num_sms * residents
-    persistent = kernel.schedule != "grid" and kernel.ctas > slots
+    persistent = kernel.schedule != "grid" and kernel.launched > slots
     gap = physics.persistent_fetch_cycles if kernel.schedule != "grid" else physics.cta_launch_cycles
     gap = gap if kernel.launch_gap_cycles is None else kernel.launch_gap_cycles
     timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
-    prepared = _Prepared(kernel, l2, bundle_size(kernel, slots) if not log else 1)
+    bundle = bundle_size(kernel, slots) if not log else 1
+    plan = Plan() if log else plan_replay(kernel, slots, l2.capacity, budget, bundle)
+    prepared = _Prepared(kernel, l2, bundle, plan)
     overhead, first, period = _tables(prepared, timings, gap)
 
     gap_ticks = int(gap * TICKS_PER_CYCLE)
-    plan = Plan() if log else plan_replay(kernel, slots, l2.capacity, budget, prepared.bundle)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
     hbm = profile.hbm_sustained_read_bytes_per_s * physics.hbm_read_efficiency
     before = l2.snapshot()
-    log_rows = np.zeros((kernel.ctas if log else 0, 3), np.int64)
+    if kernel.repeated is not None:
+        prepared.ctas[:, engine.APART] = kernel.repeated
+    elif plan.unit:
+        prepared.ctas[plan.jump_at - plan.unit : plan.jump_at, engine.APART] = 1
+    log_rows = np.zeros((kernel.ctas if log or kernel.times > 1 else 0, 3), np.int64)
     latency = physics.memory_latency_factor
     # entry 0: everything else, entry 1: the unit that stands for those left out
     weights = np.zeros((2, 2, len(prepared.segments) + 2, len(LATENCY_GRID_CYCLES)))
@@ -303,9 +314,6 @@ def run_kernel(
         profile.l2_latency_s * latency * ticks_per_s,
         profile.hbm_latency_s * latency * ticks_per_s,
         TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
-        plan.jump_at - plan.unit,
-        plan.jump_at,
-        plan.skip,
         log_rows,
         np.zeros((0, 3), np.int64) if flow is None else flow,
         flow_ticks,
@@ -317,8 +325,8 @@ def run_kernel(
         np.zeros(leaves, np.int64),
         np.zeros(2 * leaves, np.int64),
     )
-    # what the CTAs left out did: as many times again what the unit before them did
-    repeats = plan.skip // plan.unit if plan.unit else 0
+    # what the CTAs left out did: as many times again what the unit before them did, or those that stand for them
+    repeats = plan.skip // plan.unit if plan.unit else kernel.times - 1
     again = unit_traffic.copy()
     # what repeats cannot write back more than it writes; one unit also evicts what the ones before it left
     again[HBM_WRITE] = np.minimum(again[HBM_WRITE], again[SM_WRITE])
@@ -326,11 +334,13 @@ def run_kernel(
     l2_busy, hbm_busy, slot_busy = (busy[0] + (1 + repeats) * busy[1]).tolist()
     unit_ticks = np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])
     steps = (repeats * unit_ticks).tolist()
+    if kernel.times > 1:
+        steps[0] = _later_end(log_rows, prepared.ctas[:, engine.APART], slots, gap_ticks, repeats) - end
     # the launch ends when its posted writes have reached L2 and what they displaced has reached HBM
     last_cta = float(end) + steps[0]
     end = max(last_cta, l2_free + steps[1], hbm_free + steps[2])
     drain = 1.0 - last_cta / end if end else 0.0
-    between = max(0, prepared.n - slots) * gap_ticks / (slots * end) if end else 0.0
+    between = max(0, prepared.all - slots) * gap_ticks / (slots * end) if end else 0.0
     outside = {"hbm" if hbm_free + steps[2] >= l2_free + steps[1] else "l2": drain, "latency": between}
     traffic = l2.snapshot() - before
     for name, unseen in unseen_read_bytes(kernel, profile.l2_read_sharers).items():
@@ -350,7 +360,7 @@ def run_kernel(
     return KernelRun(
         end / TICKS_PER_CYCLE,
         residents,
-        kernel.ctas * kernel.ctas_each / slots,
+        kernel.launched * kernel.ctas_each / slots,
         {cause: float(share) for cause, share in waits.items()},
         l2_busy / replayed if end else 0.0,
         hbm_busy / replayed if end else 0.0,
@@ -359,6 +369,15 @@ def run_kernel(
         timings,
         max(0.0, 1.0 - slot_busy / (replayed * slots)) if end else 0.0,
     )
+
+
+def _later_end(log_rows: np.ndarray, apart: np.ndarray, slots: int, gap_ticks: int, repeats: int) -> float:
+    """Ticks at which the last slot ends when each takes its CTAs that are booked ``apart`` ``repeats`` more times."""
+    slot, start, end = log_rows.T
+    more = np.bincount(slot, apart * (end - start + gap_ticks), slots) * repeats
+    ends = np.zeros(slots)
+    np.maximum.at(ends, slot, end)
+    return float((ends + more).max())
 
 
 def _waits(

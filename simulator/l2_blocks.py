@@ -10,26 +10,32 @@ from typing import Any
 
 import numpy as np
 
-from simulator.compiled import compiled
+from simulator.compiled import compiled, inlined
 
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: neighbours in order of use, mask of parts present, bytes held, bytes modified, tensor,
-# band of reuse distance
-_PREV, _NEXT, _PRESENT, _HELD, _DIRTY, _OWNER, _BAND = 0, 1, 2, 3, 4, 5, 6
-# indices into the scalar state of the cache: ends of the list of blocks, bytes written back, then by band the bytes
-# in it, its oldest block and its hits in a million; last, bytes asked of blocks of which something missed
-_HEAD, _TAIL, WRITTEN_BACK = 0, 1, 2
+# columns of the cache's blocks: mask of parts present, bytes held, bytes modified, tensor, place in the order of use
+PRESENT, HELD, DIRTY, OWNER, STAMP = 0, 1, 2, 3, 4
+#: A row is a cache line of the machine that simulates.
+BLOCK_COLUMNS = 8
+# The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
+# closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end.
+# indices into the scalar state of the cache: entries in the list, of its oldest used, bytes written back, bytes asked
+# of blocks of which something missed, then by band the bytes in it, its first entry, where it ends (bytes of reuse
+# distance) and its hits in a million; last, by how much the bands have grown since they ended where they should, and
+# how much they may
+_NOW, WRITTEN_BACK, LATE = 0, 1, 2
 BANDS = 13
-_BYTES, _OLDEST, _HITS = 3, 3 + BANDS, 3 + 2 * BANDS
-LATE = 3 + 3 * BANDS
+_BYTES, FIRST, LIMITS, HITS = 3, 3 + BANDS, 3 + 2 * BANDS, 3 + 3 * BANDS
+GROWN, QUANTUM = 3 + 4 * BANDS, 4 + 4 * BANDS
+STATE_SIZE = 5 + 4 * BANDS
 #: The band that ends at the cache's capacity; band 0 ends at 0.4 of it, each further one 0.1 later.
 LAST_INSIDE = 6
 # rows of the byte counters
 SM_READ, SM_WRITE, HBM_READ, HBM_WRITE = 0, 1, 2, 3
 
 
-@compiled
+@inlined
 def _popcount(x: Any) -> Any:
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + ((x >> np.uint64(2)) & np.uint64(0x3333333333333333))
@@ -37,77 +43,60 @@ def _popcount(x: Any) -> Any:
     return np.int64((x * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@compiled
-def _remove(block: int, blocks: np.ndarray, scal: np.ndarray) -> None:
-    """Take ``block`` out of the list and out of its band."""
-    before, after, band = blocks[block, _PREV], blocks[block, _NEXT], blocks[block, _BAND]
-    if scal[_OLDEST + band] == block:
-        scal[_OLDEST + band] = before if before >= 0 and blocks[before, _BAND] == band else -1
-    scal[_BYTES + band] -= blocks[block, _HELD]
-    if before >= 0:
-        blocks[before, _NEXT] = after
-    else:
-        scal[_HEAD] = after
-    if after >= 0:
-        blocks[after, _PREV] = before
-    else:
-        scal[_TAIL] = before
+@inlined
+def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray) -> None:
+    """Drop the empty entries of the list."""
+    end = 0
+    for k in range(BANDS):
+        band = BANDS - 1 - k
+        newer = scal[_NOW] if band == 0 else scal[FIRST + band - 1]
+        first = scal[FIRST + band]
+        scal[FIRST + band] = end
+        for at in range(first, newer):
+            block = order[at]
+            if block >= 0:
+                order[end] = block
+                blocks[block, STAMP] = end
+                end += 1
+    scal[_NOW] = end
 
 
-@compiled
-def _push_front(block: int, blocks: np.ndarray, scal: np.ndarray) -> None:
-    head = scal[_HEAD]
-    blocks[block, _PREV] = -1
-    blocks[block, _NEXT] = head
-    blocks[block, _BAND] = 0
-    if head >= 0:
-        blocks[head, _PREV] = block
-    else:
-        scal[_TAIL] = block
-    scal[_HEAD] = block
-    if scal[_OLDEST] < 0:
-        scal[_OLDEST] = block
+@inlined
+def _age(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, counters: np.ndarray) -> None:
+    """Move the bands' ends until every band ends where it should; the last one's overflow is forgotten.
 
-
-@compiled
-def _age(from_band: int, capacity: int, blocks: np.ndarray, scal: np.ndarray, counters: np.ndarray) -> None:
-    """Move blocks to later bands until every band ends where it should; the last one's overflow is forgotten.
-
-    ``from_band`` and earlier bands may have grown. Modified bytes go to HBM when their block leaves the capacity.
+    Modified bytes go to HBM when their block leaves the capacity.
     """
-    reach = 0
+    reach, newer = 0, scal[_NOW]
     for band in range(BANDS):
         reach += scal[_BYTES + band]
-        limit = capacity * (4 + band) // 10
-        moved = False
-        while reach > limit:
-            victim = scal[_OLDEST + band]
+        limit, at = scal[LIMITS + band], scal[FIRST + band]
+        moved = 0
+        while reach > limit and at < newer:
+            victim = order[at]
+            at += 1
             if victim < 0:
-                break
-            moved = True
-            held = blocks[victim, _HELD]
-            reach -= held
-            if band == LAST_INSIDE:
-                counters[HBM_WRITE, blocks[victim, _OWNER]] += blocks[victim, _DIRTY]
-                scal[WRITTEN_BACK] += blocks[victim, _DIRTY]
-                blocks[victim, _DIRTY] = 0
-            if band == BANDS - 1:
-                _remove(victim, blocks, scal)
-                blocks[victim, _HELD] = 0
-                blocks[victim, _PRESENT] = 0
                 continue
-            before = blocks[victim, _PREV]
-            scal[_OLDEST + band] = before if before >= 0 and blocks[before, _BAND] == band else -1
-            scal[_BYTES + band] -= held
-            blocks[victim, _BAND] = band + 1
-            scal[_BYTES + band + 1] += held
-            if scal[_OLDEST + band + 1] < 0:
-                scal[_OLDEST + band + 1] = victim
-        if band >= from_band and not moved:
-            break
+            held = blocks[victim, HELD]
+            reach -= held
+            moved += held
+            if band == LAST_INSIDE:
+                counters[HBM_WRITE, blocks[victim, OWNER]] += blocks[victim, DIRTY]
+                scal[WRITTEN_BACK] += blocks[victim, DIRTY]
+                blocks[victim, DIRTY] = 0
+            elif band == BANDS - 1:
+                order[at - 1] = -1
+                blocks[victim, HELD] = 0
+                blocks[victim, PRESENT] = 0
+        if moved > 0:
+            scal[FIRST + band] = at
+            scal[_BYTES + band] -= moved
+            if band < BANDS - 1:
+                scal[_BYTES + band + 1] += moved
+        newer = at
 
 
-@compiled
+@inlined
 def _spread(millionths: int) -> Any:
     """As many of a mask's 64 bits, in eighths, as ``millionths`` say: the same ones of every byte, far from each other.
 
@@ -120,7 +109,7 @@ def _spread(millionths: int) -> Any:
     return byte * np.uint64(0x0101010101010101)
 
 
-@compiled
+@inlined
 def touch(
     block: int,
     mask: int,
@@ -128,9 +117,7 @@ def touch(
     is_write: int,
     limit: int,
     owner: int,
-    capacity: int,
-    blocks: np.ndarray,
-    scal: np.ndarray,
+    cache: tuple[np.ndarray, np.ndarray, np.ndarray],
     counters: np.ndarray,
 ) -> tuple[int, int]:
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
@@ -140,10 +127,11 @@ def touch(
     was used decides what share of it is still there, of what is asked for now and of the rest (which would otherwise
     come back to the front unfetched).
     """
+    blocks, scal, order = cache
     none = np.uint64(0)
-    have = np.uint64(blocks[block, _PRESENT])
+    have = np.uint64(blocks[block, PRESENT])
     new_bytes = size
-    held = blocks[block, _HELD]
+    held = blocks[block, HELD]
     if mask == none:
         if held >= limit:
             new_bytes = 0
@@ -156,9 +144,12 @@ def touch(
     band = 0
     lost = 0
     gone = 0
+    stamp = -1
     if held > 0:
-        band = blocks[block, _BAND]
-        hits = scal[_HITS + band]
+        stamp = blocks[block, STAMP]
+        while stamp < scal[FIRST + band]:
+            band += 1
+        hits = scal[HITS + band]
         if hits < 1_000_000:
             again = size - new_bytes
             lost = again - again * hits // 1_000_000
@@ -174,30 +165,41 @@ def touch(
     new_bytes = min(new_bytes, limit - held + gone)
     # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
     # capacity again, so that what was modified is written back
-    if held > 0 and scal[_HEAD] == block and band <= LAST_INSIDE and gone == 0:
+    if held > 0 and stamp == scal[_NOW] - 1 and band <= LAST_INSIDE and gone == 0:
         scal[_BYTES + band] += new_bytes
     else:
         if held > 0:
-            _remove(block, blocks, scal)
+            order[stamp] = -1
+            scal[_BYTES + band] -= held
         else:
-            blocks[block, _OWNER] = owner
+            blocks[block, OWNER] = owner
         if gone > 0:
             held -= gone
-            written = max(0, blocks[block, _DIRTY] - held)
-            blocks[block, _DIRTY] -= written
+            written = max(0, blocks[block, DIRTY] - held)
+            blocks[block, DIRTY] -= written
             counters[HBM_WRITE, owner] += written
             scal[WRITTEN_BACK] += written
-        _push_front(block, blocks, scal)
+        if scal[_NOW] == order.shape[0]:
+            _close_up(blocks, scal, order)
+        order[scal[_NOW]] = block
+        blocks[block, STAMP] = scal[_NOW]
+        scal[_NOW] += 1
         scal[_BYTES] += held + new_bytes
-    blocks[block, _HELD] = held + new_bytes
-    blocks[block, _PRESENT] = np.int64(have | mask)
+    blocks[block, HELD] = held + new_bytes
+    blocks[block, PRESENT] = np.int64(have | mask)
     if is_write:
-        blocks[block, _DIRTY] = min(blocks[block, _DIRTY] + size, held + new_bytes)
-    _age(band if new_bytes == 0 else BANDS, capacity, blocks, scal, counters)
+        blocks[block, DIRTY] = min(blocks[block, DIRTY] + size, held + new_bytes)
+    if new_bytes > 0:
+        scal[GROWN] += new_bytes
+    if band > 0:
+        scal[GROWN] += held
+    if scal[GROWN] > scal[QUANTUM]:
+        scal[GROWN] = 0
+        _age(blocks, scal, order, counters)
     return new_bytes + lost
 
 
-@compiled
+@inlined
 def _range_mask(low: int, high: int, extent: int) -> Any:
     """Bits of a 64-part mask that begin in ``low .. high`` of ``extent`` elements: disjoint ranges share no bit, and
     ranges that cover a block cover its mask. A range within one part may get none."""
@@ -210,8 +212,8 @@ def _range_mask(low: int, high: int, extent: int) -> Any:
     return ((np.uint64(1) << np.uint64(n)) - np.uint64(1)) << np.uint64(first)
 
 
-@compiled
-def access_tile(
+@inlined
+def visit_tile(
     tensor: int,
     head: int,
     row: int,
@@ -220,13 +222,11 @@ def access_tile(
     cols: int,
     kind: int,
     shape: np.ndarray,
-    capacity: int,
-    cache: tuple[np.ndarray, np.ndarray],
+    cache: tuple[np.ndarray, np.ndarray, np.ndarray],
     counters: np.ndarray,
 ) -> tuple[int, int]:
     """Touch every block under a clipped rectangle: read it, write it, or (accumulate) fetch what is not there and
     write it. Returns (bytes, bytes that must come from HBM)."""
-    blocks, scal = cache
     n_heads, n_rows, n_cols, br, bc, per_row, per_head, base, esize = shape[tensor]
     if head < 0 or head >= n_heads:
         return 0, 0
@@ -256,11 +256,19 @@ def access_tile(
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
             limit = block_rows * block_cols * esize
-            miss = touch(block, mask, size, kind != READ, limit, tensor, capacity, blocks, scal, counters)
+            miss = touch(block, mask, size, kind != READ, limit, tensor, cache, counters)
             total += size
             if kind != WRITE and miss > 0:
                 missed += miss
-                scal[LATE] += size
+                cache[1][LATE] += size
     counters[SM_READ if kind == READ else SM_WRITE, tensor] += total
     counters[HBM_READ, tensor] += missed
     return total, missed
+
+
+@compiled
+def access_tile(
+    tensor: int, head: int, row: int, rows: int, col: int, cols: int, kind: int, shape, cache, counters
+) -> tuple[int, int]:
+    """:func:`visit_tile` for callers in Python."""
+    return visit_tile(tensor, head, row, rows, col, cols, kind, shape, cache, counters)

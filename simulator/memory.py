@@ -16,7 +16,20 @@ from math import exp
 
 import numpy as np
 
-from simulator.l2_blocks import BANDS, LAST_INSIDE, LATE, READ, access_tile
+from simulator.l2_blocks import (
+    BANDS,
+    BLOCK_COLUMNS,
+    DIRTY,
+    FIRST,
+    HITS,
+    LAST_INSIDE,
+    LIMITS,
+    QUANTUM,
+    READ,
+    STAMP,
+    STATE_SIZE,
+    access_tile,
+)
 from simulator.problem import DTYPE_BYTES
 from simulator.program import Tensor
 
@@ -26,6 +39,10 @@ WAYS = 16
 WIDE_COLS = 512
 #: Rows of a wide tensor's blocks, unless a kernel's CTAs take fewer rows each.
 WIDE_BLOCK_ROWS = 32
+#: Part of the capacity that may be touched before the bands' ends are moved again; at every touch in small caches.
+GROWTH_PART, SMALL_BYTES = 256, 8 << 20
+#: Entries of the list of blocks in order of use: for each block, and at least.
+ORDER_FACTOR, ORDER_LEAST = 2, 1024
 
 
 def hit_shares(ways: int | None) -> list[float]:
@@ -76,13 +93,16 @@ class L2:
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
             base += tensor.heads * per_col * per_row
         n = base + 1
-        blocks = np.zeros((n, 7), np.int64)
-        blocks[:, :2] = -1
-        state = np.zeros(LATE + 1, np.int64)
-        state[:2] = -1
-        state[3 + BANDS : 3 + 2 * BANDS] = -1
-        state[3 + 2 * BANDS : LATE] = [round(1e6 * share) for share in hit_shares(ways)]
-        cache = (blocks, state)
+        blocks = np.zeros((n, BLOCK_COLUMNS), np.int64)
+        state = np.zeros(STATE_SIZE, np.int64)
+        # how much bands may grow before their ends move: half of it beyond their limits, half of it below
+        growth = int(capacity_bytes) // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
+        limits = [int(capacity_bytes) * (4 + band) // 10 - growth // 2 for band in range(BANDS)]
+        state[LIMITS : LIMITS + BANDS], state[QUANTUM] = limits, growth
+        state[HITS : HITS + BANDS] = [round(1e6 * share) for share in hit_shares(ways)]
+        # the list of blocks in order of use, with room for as many uses again before it is closed up
+        order = np.zeros(ORDER_FACTOR * n + ORDER_LEAST, np.int32)
+        cache = (blocks, state, order)
         counters = np.zeros((4, len(tensors)), np.int64)
         shape = np.array(rows, np.int64).reshape(-1, 9)
         return cls(list(tensors), shape, cache, counters, int(capacity_bytes))
@@ -94,7 +114,13 @@ class L2:
     @property
     def dirty_bytes(self) -> int:
         """Bytes modified in the cache and not yet written to HBM."""
-        return int(self.cache[0][:, 4].sum())
+        return int(self.cache[0][:, DIRTY].sum())
+
+    def bands(self) -> np.ndarray:
+        """Band of reuse distance of every block (of those that hold bytes)."""
+        blocks, state, _ = self.cache
+        ends = state[FIRST : FIRST + BANDS]
+        return (blocks[:, STAMP, None] < ends).sum(axis=1)
 
     def warm_up(self, names: Iterable[str]) -> None:
         """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""
@@ -102,7 +128,7 @@ class L2:
             t = self.names.index(name)
             heads, rows, cols = (int(x) for x in self.shape[t, :3])
             for head in range(heads):
-                access_tile(t, head, 0, rows, 0, cols, READ, self.shape, self.capacity, self.cache, self.counters)
+                access_tile(t, head, 0, rows, 0, cols, READ, self.shape, self.cache, self.counters)
         self.counters[...] = 0
 
     def clone(self) -> tuple:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from simulator.errors import InputError
 from simulator.program import (
     Acquire,
     Await,
@@ -218,6 +219,8 @@ class _RoleRun:
 
 def run_kernel(kernel: Kernel, memory: dict[str, np.ndarray], ctas: Sequence[int] | None = None) -> None:
     """Execute all (or the given) CTAs of ``kernel`` on ``memory`` (float32 ``[heads, rows, cols]`` by tensor)."""
+    if kernel.times > 1:
+        raise InputError(f"{kernel.name}: a launch this long is listed in part; numbers need a shorter sequence")
     for index in range(kernel.ctas) if ctas is None else ctas:
         env = {name: int(values[index]) for name, values in kernel.coords.items()}
         cta = _Cta(kernel, memory, env)

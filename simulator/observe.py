@@ -195,7 +195,8 @@ def _check_size(kernel: Kernel) -> None:
     events = kernel.ctas
     if kernel.trips:
         events += int(sum(int(kernel.coords[t.coord].sum()) for t in kernel.trips))
-    if events > MOST_EVENTS:
+    events *= kernel.times
+    if events > MOST_EVENTS or kernel.times > 1:
         raise InputError(
             f"timeline: {kernel.name} has {events:,} loop iterations to record, more than {MOST_EVENTS:,}; "
             "choose fewer heads, a smaller batch or a shorter sequence"

@@ -9,25 +9,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 
-from simulator.accesses import access_bytes, kernel_accesses, tensor_table
+from simulator.accesses import Access, access_bytes, index_values, kernel_accesses, tensor_table
 from simulator.memory import WIDE_BLOCK_ROWS, WIDE_COLS
-from simulator.program import Kernel
+from simulator.program import Kernel, once_a_kernel
 
 #: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
 EVENT_BUDGET = 250_000
 #: How much more may be spent where the L2 is crowded and misses depend on the CTAs' relative positions.
-CROWDED_BUDGET_FACTOR = 10
-#: Times its budget of events up to which a crowded launch keeps one event an iteration.
-WORTH_CHUNKS = 1.8
+CROWDED_BUDGET_FACTOR = 4
 #: Share of the budget above which repeating parts of a launch are left out.
 JUMP_SHARE = 0.1
 #: Capacities of the L2 that a launch touches before parts of it are left out.
 FILL = 1.5
 #: Waves that are taken as one unit: what happens once a wave falls on one side of a unit's end or the other.
 UNIT_WAVES = 16
+#: Iterations of a slot that are enough for a unit of fewer waves.
+UNIT_ITERATIONS = 2000
+#: The same for launches of which every CTA has its own bytes: of CTAs without loops, and of those whose passes over
+#: their own bytes find them in L2 or not, as the phases have it that they drift to.
+OWN_UNIT_WAVES, DRIFTING_UNIT_WAVES = 4, 64
 #: Share of a launch's waves by which what is left out may differ from a whole number of them.
 PART_OF_WAVE = 0.003
 #: Iterations of loops that keep one event each.
@@ -49,6 +53,7 @@ class Plan:
     skip: int = 0
 
 
+@once_a_kernel
 def iterations_of(kernel: Kernel) -> np.ndarray:
     """Iterations of each CTA, all trips together (nested ones multiplied out)."""
     outer = next((t.coord for t in kernel.trips if any(o.outer == t.coord for o in kernel.trips)), None)
@@ -69,9 +74,8 @@ def iterations_of(kernel: Kernel) -> np.ndarray:
 def shared_streams(kernel: Kernel, first: int, last: int) -> tuple[int, int]:
     """Bytes of one head's tensors that CTAs ``first .. last`` share inside their loops (K and V): each part read by
     several of them; and of how many heads. That is what reuse in L2 depends on."""
-    coords = {name: values[first:last] for name, values in kernel.coords.items()}
-    part = replace(kernel, coords=coords)
-    heads = len(np.unique(coords.get("kv_head", coords.get("q_head", np.zeros(1)))))
+    part = _part(kernel, first, last)
+    heads = len(np.unique(part.coords.get("kv_head", part.coords.get("q_head", np.zeros(1)))))
     shared = {}
     for access in kernel_accesses(kernel):
         tensor = access.tile.tensor
@@ -82,6 +86,7 @@ def shared_streams(kernel: Kernel, first: int, last: int) -> tuple[int, int]:
     return sum(t.bytes // t.heads for t in shared.values()), heads
 
 
+@once_a_kernel
 def crowding(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, bool]:
     """Bytes of one head that CTAs in flight share, and whether such streams crowd the L2.
 
@@ -100,6 +105,7 @@ def crowding(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, bool
     return per_head, capacity_bytes // 2 < between * heads < FAR_BEYOND * capacity_bytes
 
 
+@once_a_kernel
 def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
     """The fewest CTAs (at least two waves) after which the launch repeats itself on other heads; all, if it does not.
 
@@ -108,7 +114,7 @@ def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
     """
     n = kernel.ctas
     heads = kernel.coords.get("kv_head" if heads_share else "q_head", kernel.coords.get("q_head"))
-    if heads is None or n < 6 * slots:
+    if heads is None or n < 6 * slots or kernel.times > 1:
         return n
     # a kernel without loops does the same in every CTA
     signature = np.vstack([kernel.coords[t.coord] for t in kernel.trips] or [np.zeros(n, np.int64)])
@@ -123,18 +129,83 @@ def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
     return n
 
 
+@once_a_kernel
+def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> int:
+    """CTAs (whole waves) that stand for as many others where all do the same to bytes of their own; 0 where they don't.
+
+    Bytes are a CTA's own if no other touches them before several capacities of the L2 have gone by.
+    """
+    n = kernel.ctas
+    if n < 6 * slots or kernel.times > 1 or kernel.schedule == "static":
+        return 0
+    if any((kernel.coords[trip.coord] != kernel.coords[trip.coord][0]).any() for trip in kernel.trips):
+        return 0
+    if not all(_whole_tiles(access, kernel) for access in kernel_accesses(kernel)):
+        return 0
+    seen = min(n, slots)
+    middle = _part(kernel, (n - seen) // 2, (n + seen) // 2)
+    each = sum(int(access_bytes(access, middle).sum()) for access in kernel_accesses(middle)) / seen
+    window = ceil(FAR_BEYOND * capacity_bytes / max(each, 1.0))
+    drifting = kernel.trips and slots * each > capacity_bytes // 2
+    waves = DRIFTING_UNIT_WAVES if drifting else OWN_UNIT_WAVES
+    unit = slots * max(waves, ceil(FILL * capacity_bytes / max(each, 1.0) / slots))
+    if 4 * unit > n or window > n:
+        return 0
+    part = _part(kernel, (n - window) // 2, (n - window) // 2 + window)
+    env = dict(part.coords)
+    for access in kernel_accesses(part):
+        place, zero = access.tile, dict.fromkeys((loop.var for loop in access.loops), 0)
+        head, row, col = (index_values(index, env | zero) for index in (place.head, place.row, place.col))
+        starts = np.broadcast_to((head * place.tensor.rows + row) * place.tensor.cols + col, window)
+        steps = np.diff(starts)
+        if not ((steps > 0).all() or np.unique(starts).size == window):
+            return 0
+    return unit
+
+
+def _whole_tiles(access: Access, kernel: Kernel) -> bool:
+    """Whether no CTA's tile of ``access`` is cut by its tensor's end. All CTAs make as many iterations."""
+    place, ends = access.tile, []
+    for last in (False, True):
+        env: dict[str, Any] = dict(kernel.coords)
+        for loop in access.loops:
+            env[loop.var] = np.maximum(index_values(loop.count, env) - 1, 0) if last else 0
+        ends.append([index_values(index, env) for index in (place.head, place.row, place.col)])
+    sizes = (1, place.rows, place.cols), (place.tensor.heads, place.tensor.rows, place.tensor.cols)
+    return all(
+        min(int(at.min()) for at in axis) >= 0 and max(int(at.max()) for at in axis) + size <= limit
+        for axis, size, limit in zip(zip(*ends, strict=True), *sizes, strict=True)
+    )
+
+
+def _part(kernel: Kernel, first: int, last: int) -> Kernel:
+    """``kernel`` with CTAs ``first .. last`` only."""
+    coords = {name: values[first:last] for name, values in kernel.coords.items()}
+    return replace(kernel, coords=coords, times=1, repeated=None)
+
+
 def blocks_an_iteration(kernel: Kernel) -> float:
     """Blocks of the L2 that an iteration touches, in those of an iteration that loads one tile of K and V each."""
     reads = [a.tile for a in kernel_accesses(kernel) if a.loops and not a.is_write and a.tile.tensor.cols > WIDE_COLS]
-    return max(1.0, *(place.rows / (2 * WIDE_BLOCK_ROWS) for place in reads), 1.0)
+    return float(max(1.0, *(place.rows / (2 * WIDE_BLOCK_ROWS) for place in reads), 1.0))
 
 
+@once_a_kernel
 def least_events(kernel: Kernel) -> int:
     """Events that a replay of ``kernel`` has however many iterations an event stands for."""
+    if _short_loops(kernel):
+        return int(iterations_of(kernel).sum()) + 2 * kernel.ctas
     outer = next((t.coord for t in kernel.trips if any(o.outer == t.coord for o in kernel.trips)), None)
     return 2 * kernel.ctas + (2 * int(kernel.coords[outer].sum()) if outer else 0)
 
 
+def _short_loops(kernel: Kernel) -> bool:
+    """Whether all loops (but those around others) are too short for events of several iterations."""
+    inner = [t for t in kernel.trips if not any(o.outer == t.coord for o in kernel.trips)]
+    return max((int(kernel.coords[t.coord].max()) for t in inner), default=0) <= SHORT_LOOP
+
+
+@once_a_kernel
 def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bundle: int = 1) -> Plan:
     """The plan for ``kernel`` on ``slots`` CTA slots and an L2 of ``capacity_bytes``; ``bundle`` CTAs count as one."""
     n = kernel.ctas
@@ -149,9 +220,12 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     fine = budget * (CROWDED_BUDGET_FACTOR if crowded else 1)
     jump_at = unit = skip = 0
     # where phases matter they need time to drift apart: nothing is left out that can be afforded
-    if events > (fine * WORTH_CHUNKS if crowded else budget * JUMP_SHARE):
-        unit = repeating(kernel, slots, heads_share=per_head <= capacity_bytes)
-        unit *= -(-UNIT_WAVES * slots // unit)
+    if events > (fine if crowded else budget * JUMP_SHARE):
+        unit = own_unit(kernel, slots, capacity_bytes)
+        if not unit:
+            unit = repeating(kernel, slots, per_head <= capacity_bytes)
+            waves = min(UNIT_WAVES * slots, ceil(UNIT_ITERATIONS * slots * n / max(1, iterations)))
+            unit *= -(-waves // unit)
         jump_at, skip = _jump(kernel, slots, capacity_bytes, unit)
         if skip:
             iterations = iterations * (n - skip) // n
@@ -161,9 +235,9 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     # iterations that touch many blocks take as long as several others
     cost = iterations * blocks_an_iteration(kernel)
     # two iterations an event lose misses where phases matter, and take almost as long as one
-    affordable = cost + 2 * n <= fine * (WORTH_CHUNKS if crowded else 1) or iterations + 2 * n <= budget
+    affordable = cost + 2 * n <= fine or iterations + 2 * n <= budget
     # nor do loops that are short: a few passes over a row, of which the first misses (8 % of softmax's time)
-    if affordable or max((int(kernel.coords[t.coord].max()) for t in kernel.trips), default=0) <= SHORT_LOOP:
+    if affordable or _short_loops(kernel):
         return Plan(1, jump_at, unit, skip)
     iterations = int(cost)
     return Plan(max(1, -(-iterations // max(fine // 2, fine - 2 * n))), jump_at, unit, skip)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -276,7 +277,8 @@ class Kernel:
     each other on a slot. ``launch_gap_cycles`` passes from a CTA's end to the next one's start on its slot, where it
     was seen (``None``: as the GPU's parameters say). ``short_code``: a few hundred instructions, which do not keep the
     first warps waiting. ``early_start``: launched ahead of the end of the kernel before it (programmatic dependent
-    launch), so no gap lies between them.
+    launch), so no gap lies between them. ``times`` > 1: the CTAs that ``repeated`` marks stand for that many each,
+    which follow each other on its slot and differ from it as little on one side as on the other (long launches).
     """
 
     name: str
@@ -297,6 +299,17 @@ class Kernel:
     launch_gap_cycles: float | None = None
     short_code: bool = False
     early_start: bool = False
+    times: int = 1
+    repeated: np.ndarray | None = None
+
+    @property
+    def launched(self) -> int:
+        """Number of CTAs that the list stands for, those that it merges (``ctas_each``) counted once."""
+        return self.ctas if self.repeated is None else self.ctas + (self.times - 1) * int(self.repeated.sum())
+
+    def multiplicity(self) -> np.ndarray | int:
+        """How many CTAs each of the list stands for: 1, or an int64 array over the list."""
+        return 1 if self.repeated is None else np.where(self.repeated, self.times, 1)
 
     @property
     def ctas(self) -> int:
@@ -307,6 +320,21 @@ class Kernel:
         """Every operation with its role and the loops around it, outermost first."""
         for role in self.roles:
             yield from ((role, loops, op) for loops, op in walk_ops(role.ops))
+
+
+def once_a_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function(kernel, *arguments)`` whose answers are kept with the kernel, which never changes: by its (hashable)
+    arguments. Nothing may change an answer."""
+
+    @wraps(function)
+    def kept(kernel: Kernel, *arguments: Any) -> Any:
+        answers = vars(kernel).setdefault("_answers", {})
+        key = (function.__module__, function.__name__, *arguments)
+        if key not in answers:
+            answers[key] = function(kernel, *arguments)
+        return answers[key]
+
+    return kept
 
 
 def walk_ops(ops: Iterable[Op], loops: tuple[Loop, ...] = ()) -> Iterator[tuple[tuple[Loop, ...], Op]]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.accesses import Access, access_bytes, index_values, kernel_accesses
-from simulator.program import Kernel
+from simulator.program import Kernel, once_a_kernel
 
 
+@once_a_kernel
 def unseen_read_bytes(kernel: Kernel, sharers: int) -> dict[str, int]:
     """Bytes of ``kernel``'s loads, by tensor, that a neighbouring SM's equal load already brings.
 

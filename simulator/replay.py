@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.compiled import compiled
-from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, access_tile
+from simulator.compiled import compiled, inlined
+from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, visit_tile
 
 # positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
@@ -24,9 +24,9 @@ TENSOR, KIND, ROWS, COLS = 0, 1, 2, 3
 HEAD, HEAD_INNER, HEAD_OUTER, ROW, ROW_INNER, ROW_OUTER, COL, COL_INNER, COL_OUTER = 4, 5, 6, 7, 8, 9, 10, 11, 12
 LAG, REPEATS, SHARED = 13, 14, 15
 ACCESS_COLUMNS = 16
-# columns of the table of CTAs: row of the overhead table (by length of the main loop), outer iterations, iterations
-# by segment, then the values that places start from
-CLASS, ROUNDS, COUNTS = 0, 1, 2
+# columns of the table of CTAs: row of the overhead table (by length of the main loop), outer iterations, whether the
+# work is booked apart (as entry 1 of the outputs), iterations by segment, then the values that places start from
+CLASS, ROUNDS, APART, COUNTS = 0, 1, 2, 3
 # columns of a slot's state
 _CTA, _PHASE, _ROUND, _SEGMENT, _ITERATION, _STARTED = 0, 1, 2, 3, 4, 5
 SLOT_COLUMNS = 8
@@ -34,7 +34,7 @@ SLOT_COLUMNS = 8
 NEVER = np.iinfo(np.int64).max
 
 
-@compiled
+@inlined
 def _grid_point(grid: np.ndarray, x: float) -> tuple[int, float]:
     """Index and fraction of ``x`` on ``grid``: above 1 it extends the last interval, below the grid it is 0."""
     k = 0
@@ -43,7 +43,7 @@ def _grid_point(grid: np.ndarray, x: float) -> tuple[int, float]:
     return k, max(0.0, (x - grid[k]) / (grid[k + 1] - grid[k]))
 
 
-@compiled
+@inlined
 def _mixed(k, f, values, row, spread, into, w, times):
     """``values[crowd, row]`` at grid point ``k`` + ``f``, mixed between an SM alone (0) and a full one (1) by ``w``.
 
@@ -60,7 +60,7 @@ def _mixed(k, f, values, row, spread, into, w, times):
     return value
 
 
-@compiled
+@inlined
 def _settle(tree: np.ndarray, leaves: int, slot: int, key: int) -> None:
     """Give ``slot`` another ``key`` in a tree of losers: ``tree[0]`` becomes the least key of all slots.
 
@@ -76,7 +76,7 @@ def _settle(tree: np.ndarray, leaves: int, slot: int, key: int) -> None:
     tree[0] = key
 
 
-@compiled
+@inlined
 def _first_matches(tree: np.ndarray, keys, leaves: int):
     """Play all matches of ``keys`` (a tree of winners: scratch, its leaves from ``leaves`` on)."""
     for node in range(leaves - 1, 0, -1):
@@ -103,7 +103,7 @@ def replay(
     capacity,
     cache,
     counters,
-    window_counters,  # out: as counters
+    counters_apart,  # out: as counters
     grid: np.ndarray,  # latency grid in ticks
     overhead,  # [2, class, k]
     first_extra,  # [2, k]
@@ -118,9 +118,6 @@ def replay(
     l2_latency,
     hbm_latency,
     port_ticks_per_byte,
-    window_from,  # from this CTA on and before jump_at, work is booked apart, as entry 1 of the outputs
-    jump_at,  # in place of this CTA and those after it ...
-    jump_by,  # ... run those that come this many later (0: all run)
     cta_log,  # [cta or 0, 3] out: slot, start, end
     flow,  # [bin or 0, 3] bytes over time: moved between SMs and L2, read from HBM, written to HBM
     flow_ticks,  # ticks of one bin
@@ -153,8 +150,8 @@ def replay(
         cta = state[slot, _CTA]
         sm = slot % n_sms
         o = state[slot, _ROUND]
-        inside = 1 if window_from <= cta < jump_at else 0
-        booked = window_counters if inside == 1 else counters
+        inside = ctas[cta, APART]
+        booked = counters_apart if inside == 1 else counters
         segment = PROLOGUE
         chunk = 1
         if state[slot, _PHASE] == 0:
@@ -237,10 +234,9 @@ def replay(
             asked, late = 0, scal[LATE]
             for visit in range(again * visits):
                 i = visit % visits
-                b, m = access_tile(
-                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, capacity, cache,
-                    booked,
-                )  # fmt: skip
+                b, m = visit_tile(
+                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, cache, booked
+                )
                 asked += b
                 got += b * (1 + extra)
                 missed += m
@@ -290,10 +286,6 @@ def replay(
             if cta_log.shape[0] > 0:
                 cta_log[cta, 0], cta_log[cta, 1], cta_log[cta, 2] = slot, started, t
             following = cta + n_slots if static else next_cta
-            if jump_by > 0 and following >= jump_at and (cta < jump_at or not static):
-                following += jump_by
-                if not static:
-                    next_cta, jump_by = following, 0
             if following < n_cta:
                 if not static:
                     next_cta += 1

@@ -277,7 +277,7 @@ def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]
     """``kernel`` with every n-th wave of its CTAs only, where the least events of all exceed ``budget`` (four waves at
     least), and how many times their number it has."""
     every = min(least_events(kernel) // (2 * budget), kernel.ctas // (4 * slots))
-    if every < 2:
+    if every < 2 or kernel.times > 1:
         return kernel, 1.0
     kept = np.arange(kernel.ctas) // slots % every == 0
     coords = {name: values[kept] for name, values in kernel.coords.items()}
@@ -287,9 +287,9 @@ def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]
 def launched_ctas(kernel: Kernel, slots: int) -> int:
     """CTAs that share a launch's work: the slots that a static schedule uses, where it does not use all of them."""
     if kernel.schedule != "static":
-        return kernel.ctas
+        return kernel.launched
     used = np.unique(np.flatnonzero(iterations_of(kernel)) % slots).size
-    return kernel.ctas if used == slots else max(1, used)
+    return kernel.launched if used == slots else max(1, used)
 
 
 def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> Activity:
@@ -350,7 +350,7 @@ def _kernel_result(
         start_us,
         time_us,
         time_us * clock_hz / 1e6,
-        kernel.ctas,
+        kernel.launched,
         run.ctas_per_sm,
         run.waves,
         traffic,

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from simulator.accesses import sm_traffic
-from simulator.program import Compute, Instructions, Kernel, Loop, Matmul, Program
+from simulator.program import Compute, Instructions, Kernel, Loop, Matmul, Program, once_a_kernel
 from simulator.tile_ops import UNITS, work_of
 
 __all__ = ["executed_work", "program_traffic", "sm_traffic"]
 
 
+@once_a_kernel
 def executed_work(kernel: Kernel) -> dict[str, float]:
     """Work that ``kernel`` executes, padding included: ``matmul`` in FLOP, the other units in lane-operations."""
     total = dict.fromkeys(("matmul", *UNITS), 0.0)
@@ -37,7 +38,7 @@ def _repetitions(loops: tuple[Loop, ...], kernel: Kernel) -> int:
     """How often the body inside ``loops`` runs over all CTAs."""
     n = kernel.ctas
     if not loops:
-        return n
+        return kernel.launched
 
     def count(loops: tuple[Loop, ...], env: dict[str, Any]) -> np.ndarray:
         loop, rest = loops[0], loops[1:]
@@ -50,7 +51,7 @@ def _repetitions(loops: tuple[Loop, ...], kernel: Kernel) -> int:
             return sum(parts, np.zeros(n, np.int64))
         return trips * count(rest, env)
 
-    return int(count(loops, dict(kernel.coords)).sum())
+    return int((count(loops, dict(kernel.coords)) * kernel.multiplicity()).sum())
 
 
 def program_traffic(program: Program) -> dict[str, tuple[int, int]]:

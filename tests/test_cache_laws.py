@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from law_settings import laws
 
-from simulator.l2_blocks import LAST_INSIDE, READ, WRITE, access_tile
+from simulator.l2_blocks import DIRTY, HELD, LAST_INSIDE, READ, WRITE, access_tile
 from simulator.memory import L2
 from simulator.program import Tensor
 
@@ -20,7 +20,7 @@ def cache_of(capacity: int, rows: int = 4096, block_rows: int = 64, ways: int | 
 def touch_rows(l2: L2, head: int, row: int, rows: int, write: bool = False) -> tuple[int, int]:
     """Access full-width rows; returns (bytes, bytes missing)."""
     return access_tile(
-        0, head, row, rows, 0, 128, WRITE if write else READ, l2.shape, l2.capacity, l2.cache, l2.counters
+        0, head, row, rows, 0, 128, WRITE if write else READ, l2.shape, l2.cache, l2.counters
     )
 
 
@@ -90,7 +90,7 @@ def test_bytes_are_conserved(trace, capacity, block_rows):
         assert 0 <= missed <= moved
         if write:
             written[head, low:high] = True
-        held, dirty, band = (l2.cache[0][:, column] for column in (3, 4, 6))
+        held, dirty, band = l2.cache[0][:, HELD], l2.cache[0][:, DIRTY], l2.bands()
         # the list of blocks by use reaches beyond the capacity; what is modified does not
         assert 0 <= held[band <= LAST_INSIDE].sum() <= capacity
         assert ((dirty == 0) | ((dirty <= held) & (band <= LAST_INSIDE))).all()

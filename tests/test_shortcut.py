@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from law_settings import laws
 from test_device_engine import CLOCK_HZ, EVERY_EVENT, GPU, run
 
-from algorithms import build_program
-from simulator import AttentionProblem
+from algorithms import build_program, fa1_schedule
+from simulator import AttentionProblem, simulate
 from simulator.device import occupancy, run_kernel
 from simulator.errors import InputError
 from simulator.overrides import with_values
 from simulator.physics import Physics
-from simulator.plan import EVENT_BUDGET, crowding, iterations_of, plan_replay, shared_streams
+from simulator.plan import EVENT_BUDGET, crowding, iterations_of, own_unit, plan_replay, shared_streams
 from simulator.program import Program
 from simulator.simulation import new_cache
 
@@ -135,3 +135,37 @@ def test_a_group_comes_back_after_all_sequences():
     assert not crowded(2, 2)
     assert not crowded(64, 2)  # 256 MiB: nothing is left
     assert crowded(1, 8, 65536)  # 32 MiB of a single head
+
+
+def test_launches_whose_ctas_have_bytes_of_their_own():
+    """Neither heads nor waves matter to the mask's addition: most of it is left out, also within a head."""
+    program = build_program("standard", P(heads=4, seqlen_q=8192, head_dim=128, causal=True), GPU)
+    addition = next(kernel for kernel in program.kernels if kernel.name.startswith("mask_add"))
+    slots = GPU.num_sms * occupancy(addition, GPU)
+    plan = plan_replay(addition, slots, new_cache(program, GPU, Physics(), "cold").capacity, EVENT_BUDGET)
+    assert plan.skip > addition.ctas // 4
+    assert_same(addition, program)
+
+
+def test_rows_that_a_tensor_ends_in_are_not_left_out():
+    """CTAs of cut tiles do less than the others: such launches repeat head by head or not at all."""
+    program = build_program("standard", P(heads=60, seqlen_q=1605, head_dim=64), GPU)
+    assert all(own_unit(k, GPU.num_sms * occupancy(k, GPU), 2**20) == 0 for k in program.kernels if not k.ctas_each > 1)
+
+
+@pytest.mark.parametrize("implementation", ["flash_attn_1", "flash_attn_1_paper"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_key_blocks_that_stand_for_their_neighbours(monkeypatch, implementation, causal):
+    problem = P(heads=4, seqlen_q=65536, head_dim=128, causal=causal)
+    assert build_program("fa1", problem, GPU, implementation).kernels[-1].times > 1
+    few = simulate("fa1", problem, GPU, implementation=implementation)
+    monkeypatch.setattr(fa1_schedule, "LISTED_STEPS", 10**12)
+    assert build_program("fa1", problem, GPU, implementation).kernels[-1].times == 1
+    everyone = simulate("fa1", problem, GPU, implementation=implementation)
+    assert few.kernels[-1].ctas == everyone.kernels[-1].ctas
+    assert few.time_us == pytest.approx(everyone.time_us, rel=TIME)
+    assert few.executed_flops == pytest.approx(everyone.executed_flops, rel=1e-4)
+    for name in ("l2_read_bytes", "l2_write_bytes"):
+        assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=1e-3)
+    for name in ("hbm_read_bytes", "hbm_write_bytes"):
+        assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=3 * HBM_BYTES)
