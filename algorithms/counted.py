@@ -7,7 +7,8 @@ from dataclasses import replace
 from math import fsum
 
 from algorithms.instruction_counts import InstructionMix
-from simulator.program import Compute, Instructions, Matmul, Op, walk_ops
+from simulator.program import Compute, Exchange, Instructions, Matmul, Op, view, walk_ops
+from simulator.sm_costs import SMEM_LINE_BYTES
 from simulator.tile_ops import UNITS, work_of
 
 
@@ -31,10 +32,26 @@ def instructions_around(lanes: float, ops: Iterable[Op]) -> tuple[tuple[str, flo
     return (("issue", max(0.0, lanes - modelled / 2)),)
 
 
-def among_streams(ops: list[Op], modelled: list[Op], mix: InstructionMix, elements: int) -> list[Op]:
+def wavefronts_of(ops: list[Op], warps: int) -> int:
+    """Wavefronts that the operands in SMEM and the exchanges of ``ops`` account for: of a product split by columns,
+    every warp reads all of the first operand."""
+    size = sum(op.bytes_written + op.bytes_read for op in ops if isinstance(op, Exchange))
+    for op in ops:
+        if isinstance(op, Matmul):
+            m, n, k = op.mnk
+            size += 2 * k * n if view(op.b).space == "smem" else 0
+            size += 2 * k * m * (warps if op.split == "cols" else 1) if view(op.a).space == "smem" else 0
+    return size // SMEM_LINE_BYTES
+
+
+def among_streams(
+    ops: list[Op], modelled: list[Op], mix: InstructionMix, elements: int, wavefronts: float = 0.0
+) -> list[Op]:
     """``ops`` of a backward block with what ``mix`` counts beyond ``modelled`` (:func:`residual_instructions`), half
-    of it among the exponentials and half among the gradients of S: fragment loads, addresses, predicates."""
+    of it among the exponentials and half among the gradients of S: fragment loads, addresses, predicates, and
+    ``wavefronts`` through SMEM and L1."""
     beyond = residual_instructions(modelled, mix, elements)
+    beyond += (("wavefronts", wavefronts),) if wavefronts else ()
     half = Instructions("counted", tuple((unit, amount / 2) for unit, amount in beyond))
     out: list[Op] = []
     for op in ops:

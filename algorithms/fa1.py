@@ -24,6 +24,7 @@ from algorithms.common import (
     mask_op,
     row_vectors,
 )
+from algorithms.counted import wavefronts_of
 from algorithms.fa1_backward import backward_schedule, build_backward
 from algorithms.fa1_schedule import (
     KINDS,
@@ -61,13 +62,14 @@ from simulator.program import (
     Program,
     Release,
     Role,
+    Signal,
     Store,
     Tensor,
     Trip,
+    Wait,
     tile,
     var,
 )
-from simulator.sm_costs import SMEM_LINE_BYTES
 
 _V1 = "flash-attention@v1.0.9: csrc/flash_attn/src/fmha_fprop_kernel_1xN.h"
 IMPLEMENTATIONS = {
@@ -104,7 +106,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     br, bc, d, dtype = s.rows, s.keys, s.head_dim, problem.dtype
     scale = float(problem.head_dim**-0.5)
     head, key_row = var("q_head"), var("key_row")
-    q_pipe = Pipe("q", br, d, dtype, 2)
+    q_pipe = Pipe("q", br, d, dtype, 2, consumers=2 if s.packaged else 1)
     lse_pipe = Pipe("lse_in", br, 1, "fp32", 2)
     k_smem, v_smem = Buffer("k_smem", bc, d, dtype, "smem"), Buffer("v_smem", bc, d, dtype, "smem")
     # the package holds a key block in registers while the rows go by, the others read it from SMEM for every row block
@@ -113,6 +115,7 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
     o, o_old, out = Buffer("O", br, d), Buffer("O_old", br, d), Buffer("O_out", br, d, t["O"].dtype)
     m, m_old, total, l_old, alpha, lse = row_vectors(br, "m", "m_old", "l", "l_old", "alpha", "lse")
     statistics_bytes = br * s.warps * 4
+    parties = 3 if s.packaged else 2
     step_blocks = s.slices if interleaved(problem, s) else 1
     kept = 1.0 - problem.dropout
 
@@ -124,6 +127,9 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         ops: list[Op] = [Acquire(q_pipe), Load(tile(t["Q"], head, row, br, 0, d), q_pipe)]
         if s.packaged and not first:
             ops += [Acquire(lse_pipe), Load(tile(t["LSE"], head, row, br), lse_pipe)]
+        if s.packaged:
+            # registers hold what is on its way: the next rows are asked for once these are multiplied
+            ops.append(Wait("multiplied"))
         return Loop("i", var(kind), ops)
 
     def across_warps(name: str) -> list[Op]:
@@ -152,8 +158,13 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             else [fill(m_old, float("-inf"))]
         )
         partial_bytes = br * d * 4 * s.warps
+        next_rows: list[Op] = [Signal("multiplied")]
+        # one scoreboard stands for the last statistic and for O, which is asked for just before the statistic's first
+        # use: the warps wait for both there. At head dim 128 the next Q is asked for after that.
+        old_output: list[Op] = [Load(tile(t["O_tmp"], head, row, br, 0, d), o_old)] if not first else []
+        asked = [*next_rows, *old_output] if d <= 64 else [*old_output, *next_rows]
         return [
-            *([Load(tile(t["O_tmp"], head, row, br, 0, d), o_old, token="O_old")] if not first else []),
+            *asked,
             mask_op(scores, problem, row, key_row),
             *old,
             Compute("row_max", m, (scores, m_old), br, bc),
@@ -163,6 +174,8 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             *drop(row),
             Compute("convert", p, (scores,), br, bc),
             Matmul(o, p, v, split="inner"),
+            # the next Q goes from registers to SMEM
+            Wait("q_in"),
             # every warp holds a partial O of its keys: summed through SMEM
             Exchange("O", partial_bytes, partial_bytes),
             *across_warps("sum"),
@@ -170,7 +183,6 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
                 [
                     Compute("rescale_factor", alpha, (m_old, m), br, 1, (("scale", scale),)),
                     Compute("add", total, (total, alpha), br, 1),
-                    Await("O_old"),
                     Compute("rescale", o_old, (o_old, alpha), br, d),
                     Compute("add", o, (o, o_old), br, d),
                 ]
@@ -242,15 +254,20 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
         ]
         if s.mix is not None:
             counted = [op for op in body if not (isinstance(op, Compute) and op.fn == "dropout")]
-            more = beyond("counted", counted, s.mix, br * bc, 2)
+            mix = replace(s.mix, issue=s.mix.issue * s.first_share) if first else s.mix
+            more = beyond("counted", counted, mix, br * bc, 2)
+            more_wavefronts = float(max(0, s.wavefronts - wavefronts_of(body, s.warps)))
+            if s.packaged:
+                # loads and stores of what goes through HBM, in between
+                half = (("wavefronts", more_wavefronts / 2),)
+                more = [replace(part, work=(*part.work, *half)) for part in more]
             # addresses and predicates around the loads, and what follows the products
             products = [i for i, op in enumerate(body) if isinstance(op, Matmul)]
             for place, extra in zip(reversed(products), reversed(more), strict=True):
                 body.insert(place + 1, extra)
-            if s.wavefronts:
+            if s.wavefronts and not s.packaged:
                 # bank conflicts and layouts that Triton changes on the way
-                more_wavefronts = max(0, s.wavefronts - wavefronts_of(body, s.warps))
-                body.append(Instructions("counted", (("wavefronts", float(more_wavefronts)),)))
+                body.append(Instructions("counted", (("wavefronts", more_wavefronts),)))
         return Loop("i", var(kind), body)
 
     kv_tile = (key_row, bc, 0, d)
@@ -268,25 +285,20 @@ def roles(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], kinds: l
             if s.packaged
             else []
         ),
+        *([Wait("q_in")] if s.packaged else []),
         *(walk(kind) for kind in kinds),
         # the next key block reads what these rows have stored
-        Barrier("tile", 2),
+        Barrier("tile", parties),
     ]
+    arrivals = [Consume(q_pipe), Release(q_pipe), Signal("q_in")]
+    # whoever waits for the rows after the last does not wait long
+    last: list[Op] = [Signal("q_in"), Barrier("tile", parties)]
+    copies = [Role("arrivals", [*(Loop("i", var(kind), arrivals) for kind in kinds), *last], warps=0)]
     return (
-        Role("loader", [*(fetch(kind) for kind in kinds), Barrier("tile", 2)], warps=0),
+        Role("loader", [*(fetch(kind) for kind in kinds), Barrier("tile", parties)], warps=0),
+        *(copies if s.packaged else []),
         Role("warps0", warps, s.warps, s.mix.issue_interval_cycles if s.mix and s.wavefronts else 0.0),
     )
-
-
-def wavefronts_of(ops: list[Op], warps: int) -> int:
-    """Wavefronts that the operands and exchanges of ``ops`` account for: of a product split by columns, every warp
-    reads all of the first operand."""
-    size = sum(op.bytes_written + op.bytes_read for op in ops if isinstance(op, Exchange))
-    for op in ops:
-        if isinstance(op, Matmul):
-            m, n, k = op.mnk
-            size += 2 * k * (n + m * warps)
-    return size // SMEM_LINE_BYTES
 
 
 def tensors_of(problem: AttentionProblem, s: Schedule) -> dict[str, Tensor]:

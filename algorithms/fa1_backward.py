@@ -16,10 +16,10 @@ import numpy as np
 
 from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
 from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
-from algorithms.counted import among_streams
+from algorithms.counted import among_streams, wavefronts_of
+from algorithms.fa1_counts import package_counts
 from algorithms.fa1_schedule import KINDS, Schedule, in_place_of_others, work_tiles
 from algorithms.fa1_tiles import Fa1BackwardTile, backward_with, fa1_backward_smem_bytes
-from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import ctas_per_sm, round_head_dim
 from algorithms.kernels_fa1 import FA1_HEAD_DIMS
 from algorithms.standard import expand_heads
@@ -45,9 +45,11 @@ from simulator.program import (
     Program,
     Release,
     Role,
+    Signal,
     Store,
     Tensor,
     Trip,
+    Wait,
     tile,
     var,
 )
@@ -108,6 +110,7 @@ def _roles(
 ) -> tuple[Role, ...]:
     """The loader (Q and dO one step ahead) and the eight warps."""
     br, bc, d, dtype = s.rows, s.keys, s.head_dim, problem.dtype
+    counts = package_counts(d, problem.causal, backward=True)
     scale, rescale = float(problem.head_dim**-0.5), 1.0 / (1.0 - problem.dropout)
     head, kv_head, key_row = var("q_head"), var("kv_head"), var("key_row")
     pipes = {name: Pipe(name, br, d, dtype, 2) for name in ("Q", "dO", "O")}
@@ -136,7 +139,8 @@ def _roles(
         for name in used(first):
             pipe = pipes[name]
             ops += [Acquire(pipe), Load(tile(t[name], head, row_of(coord), br, 0, pipe.cols), pipe)]
-        return Loop("i", var(trip), ops)
+        # the next rows are asked for once these are multiplied
+        return Loop("i", var(trip), [*ops, Wait("multiplied")])
 
     def step(trip: str) -> Loop:
         coord, first, final = kinds[trip]
@@ -150,11 +154,12 @@ def _roles(
             store = [Compute("convert", dq_out, (dq,), br, d), Store(dq_out, tile(t["dQ"], head, row, br, 0, d))]
         else:
             store = [Store(dq, tile(t["dQ_tmp"], head, row, br, 0, d))]
-        add = [] if first or parallel else [Await("dQ_old"), Compute("add", dq, (dq, dq_old), br, d)]
+        add = [] if first or parallel else [Compute("add", dq, (dq, dq_old), br, d)]
+        # asked for late: with the next Q and dO, for which the warps wait before the exchange, on the same scoreboard
+        old: list[Op] = [Load(tile(t["dQ_tmp"], head, row, br, 0, d), dq_old, token="dQ_old")] if add else []
         body = [
             *(Consume(pipes[name]) for name in used(first)),
             Barrier("step"),
-            *([Load(tile(t["dQ_tmp"], head, row, br, 0, d), dq_old, token="dQ_old")] if add else []),
             *(
                 [
                     Compute("row_dot", rowsum, (pipes["dO"], pipes["O"]), br, d),
@@ -173,11 +178,14 @@ def _roles(
             Compute("convert_positive" if drop else "convert", p, (scores,), br, bc),
             Exchange("P", br * bc * 2, 0),
             Matmul(dp, pipes["dO"], v, transpose_b=True, split="cols"),
+            Signal("multiplied"),
             Compute("softmax_grad_dropout" if drop else "softmax_grad", dp, (scores, dp, rowsum), br, bc),
             Compute("convert", ds, (dp,), br, bc),
             Exchange("dS", br * bc * 2, 0),
+            *old,
             # each warp multiplies its own keys: a partial dQ of every warp, summed through SMEM
             Matmul(dq, ds, k, split="inner"),
+            *([Await("dQ_old")] if add else []),
             Exchange("dQ", partial, partial),
             Barrier("dQ"),
             *scaled(dq, scale * rescale),
@@ -187,9 +195,9 @@ def _roles(
             Matmul(dk, ds, pipes["Q"], transpose_a=True, accumulate=True),
             *(Release(pipes[name]) for name in used(first)),
         ]
-        # this kernel was not counted: FlashAttention-2's, which computes the same, stands for it
         counted = [op for op in body if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
-        return Loop("i", var(trip), among_streams(body, counted, fa2_backward_counts(d).mix, br * bc))
+        more = max(0, counts.wavefronts - wavefronts_of(body, s.warps))
+        return Loop("i", var(trip), among_streams(body, counted, counts.mix, br * bc, float(more)))
 
     kv = (key_row, bc, 0, d)
     through_smem = [Exchange("dKV", bc * d * 2, bc * d * 2), Barrier("dKV")]
@@ -213,7 +221,7 @@ def _roles(
     ]
     return (
         Role("loader", [*(fetch(trip) for trip in kinds), Barrier("tile", 2)], warps=0),
-        Role("warps0", warps, warps=s.warps),
+        Role("warps0", warps, s.warps, counts.mix.issue_interval_cycles),
     )
 
 

@@ -10,27 +10,16 @@ from typing import Any
 import numpy as np
 
 from algorithms.common import ceil_div, grid_indices
+from algorithms.fa1_counts import MEASURED_MIX, MEASURED_WAVEFRONTS, package_counts
 from algorithms.fa1_tiles import forward_with
 from algorithms.instruction_counts import InstructionMix
 from algorithms.kernel_tables import Fa1Tile, ctas_per_sm, fa1_forward_tile, fa1_num_splits, fa1_paper_blocks
+from algorithms.kernels_fa1 import FA1_HEAD_DIMS
 from algorithms.tile_search import TileChoice
 from algorithms.varlen import is_varlen
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
-
-#: Counted instructions per score element of the measured kernel by (head dim, causal): rows fa1_length_* of
-#: hardware_profiles/measurements/h200_sxm/mix_launches.csv over their row steps.
-_COUNTED_ON = "ncu, one H200, Triton 3.6, 2026-11-29"
-#: The interval between a warp's instructions leaves out what they wait for products (chains of 25 cycles), SMEM, HBM.
-MEASURED_MIX = {
-    (64, False): InstructionMix(18.40, 5.51, 4.80, 1.12, 3.28, 2.0, source=_COUNTED_ON, issue_interval_cycles=2.5),
-    (64, True): InstructionMix(20.24, 5.56, 6.68, 1.12, 3.24, 2.0, source=_COUNTED_ON, issue_interval_cycles=2.5),
-    (128, False): InstructionMix(33.65, 11.56, 8.11, 1.25, 7.03, 4.0, source=_COUNTED_ON, issue_interval_cycles=1.75),
-    (128, True): InstructionMix(35.67, 11.67, 10.20, 1.25, 6.98, 4.0, source=_COUNTED_ON, issue_interval_cycles=1.75),
-}
-#: Wavefronts of a row step through SMEM and L1, by head dim, in the measured kernel (stalls_more_run1.csv, fa1_more).
-MEASURED_WAVEFRONTS = {64: 1250, 128: 1400}
 
 
 @dataclass(frozen=True)
@@ -52,12 +41,22 @@ class Schedule:
     ctas_per_sm: int
     mix: InstructionMix | None = None
     wavefronts: int = 0
+    first_share: float = 1.0
+
+
+def _runs_package(problem: AttentionProblem, implementation: str, gpu: Profile) -> bool:
+    """Whether the package's CUDA kernel runs. With one CTA a head it did in May 2022, on Ampere and for head dims to
+    128; elsewhere the paper's grid stands for the Triton kernel that was measured there."""
+    ampere = set(gpu.tensor_flop_per_cycle_per_sm) == {"mma_sync"}
+    return implementation == "flash_attn_1" or (
+        implementation == "flash_attn_1_paper" and ampere and problem.head_dim <= FA1_HEAD_DIMS[-1]
+    )
 
 
 def package_tile(problem: AttentionProblem, gpu: Profile, tiles: TileChoice | None = None) -> Fa1Tile:
     """The tile of the 1.x forward kernel for ``problem``, or the kernel with ``tiles`` (:class:`UnsupportedError` when
     that does not fit ``gpu``)."""
-    if problem.head_dim > 128:
+    if problem.head_dim > FA1_HEAD_DIMS[-1]:
         raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
     t = fa1_forward_tile(problem.head_dim, problem.seqlen_k, problem.dtype)
     return t if tiles is None else forward_with(tiles, t, problem.seqlen_k, gpu)
@@ -67,16 +66,19 @@ def schedule_for(
     problem: AttentionProblem, implementation: str, gpu: Profile, tiles: TileChoice | None = None
 ) -> Schedule:
     """Tiles and grid of ``implementation`` for ``problem`` on ``gpu``; ``tiles`` replaces the 1.x kernel's own."""
-    if implementation == "flash_attn_1":
+    package = _runs_package(problem, implementation, gpu)
+    if package:
         t = package_tile(problem, gpu, tiles)
-        slices = fa1_num_splits(
-            batch_heads=problem.batch * problem.heads,
-            num_sms=gpu.num_sms,
-            ctas_per_sm=t.ctas_per_sm,
-            seqlen_q=problem.seqlen_q,
-        )
-        # slices beyond the row blocks return at once
-        slices = min(slices, ceil_div(problem.seqlen_q, t.tile_m))
+        slices = 1
+        if implementation == "flash_attn_1":
+            slices = fa1_num_splits(
+                batch_heads=problem.batch * problem.heads,
+                num_sms=gpu.num_sms,
+                ctas_per_sm=t.ctas_per_sm,
+                seqlen_q=problem.seqlen_q,
+            )
+            # slices beyond the row blocks return at once
+            slices = min(slices, ceil_div(problem.seqlen_q, t.tile_m))
         shape = (t.tile_m, t.tile_n, t.padded_head_dim, t.num_warps, slices, True, t.smem_bytes, t.registers_per_thread)
     elif implementation == "flash_attn_1_paper":
         d = ceil_div(problem.head_dim, 64) * 64
@@ -101,11 +103,13 @@ def schedule_for(
         raise UnsupportedError(f"{implementation}: {shape[6]} bytes of SMEM a CTA do not fit {gpu.name}")
     # no more slots than CTAs, so that an SM's CTAs are those that the launch has
     launched = problem.batch * problem.heads * shape[4]
-    # the package's kernel was not counted: the same mathematics on the same tiles in Triton stands for it
-    counted = implementation in ("flash_attn_1", "flash_attn_1_paper")
-    mix = MEASURED_MIX.get((shape[2], problem.causal)) if counted else None
-    wavefronts = MEASURED_WAVEFRONTS[shape[2]] if implementation == "flash_attn_1_paper" and mix else 0
-    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix, wavefronts)
+    mix, wavefronts, first_share = None, 0, 1.0
+    if package:
+        counts = package_counts(shape[2], problem.causal)
+        mix, wavefronts, first_share = counts.mix, counts.wavefronts, counts.first_share
+    elif implementation == "flash_attn_1_paper":
+        mix, wavefronts = MEASURED_MIX.get((shape[2], problem.causal)), MEASURED_WAVEFRONTS.get(shape[2], 0)
+    return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix, wavefronts, first_share)
 
 
 #: Row steps of a launch (heads x row blocks x key blocks) up to which slices are interleaved as the kernel does it.

@@ -141,6 +141,9 @@ _SOFTMAX_BACKWARD = {
 _ELEMENTWISE = {
     "broadcast_add": InstructionMix(56.75, 11.0, 21.25, 0.0, 3.25, issue_interval_cycles=3.4),
     "strided_copy": InstructionMix(54.5, 12.75, 18.75, 0.0, 2.25, issue_interval_cycles=4.6),
+    # (batch, seqlen, heads, head_dim) to a matrix a head: one dimension more to divide by; torch.stack
+    "layout_copy": InstructionMix(66.5, 16.75, 22.5, 0.0, 2.25, issue_interval_cycles=4.6),
+    "concatenation": InstructionMix(85.4, 40.1, 42.1, 0.0, 2.0, issue_interval_cycles=6.6),
     "vectorised": InstructionMix(7.4, 3.25, 2.4, 0.0, 0.5, issue_interval_cycles=3.4),
 }
 
@@ -223,7 +226,8 @@ def softmax_mix(kind: str, backward: bool = False) -> InstructionMix:
 
 
 def elementwise_mix(kind: str) -> InstructionMix:
-    """ "broadcast_add" (mask), "strided_copy" (GQA expansion, contiguous()), "vectorised" (equal shapes)."""
+    """ "broadcast_add" (mask), "strided_copy" (GQA expansion, transposes), "layout_copy", "concatenation" (stack) and
+    "vectorised" (equal shapes)."""
     try:
         return _ELEMENTWISE[kind]
     except KeyError:

@@ -32,6 +32,7 @@ from algorithms.kernels_gemm import GemmKernel, gemm_kernel
 from algorithms.kernels_softmax import (
     ElementwiseKernel,
     RowKernel,
+    concatenation_kernel,
     contiguous_elementwise_kernel,
     mask_add_kernel,
     softmax_backward_kernel,
@@ -52,6 +53,7 @@ __all__ = [
     "HelperKernel",
     "RowKernel",
     "backward_row_blocks",
+    "concatenation_kernel",
     "contiguous_elementwise_kernel",
     "ctas_per_sm",
     "element_bytes",

@@ -5,7 +5,7 @@ Launch shapes were seen on an H200 with PyTorch 2.11 (torch.profiler, 2026-11-29
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from algorithms.kernels_common import element_bytes, power_of_two_at_least
@@ -87,7 +87,8 @@ def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.
 
     2.11: a warp a row to 2048 elements; then a CTA a row, in registers to 9 x 1024 elements (2-byte loads, not
     vectorised), in SMEM to 48 KiB if the length is a multiple of 16 bytes, else three passes over global memory.
-    2.1: a warp to 1024, then SMEM, else three passes; 2.0: no SMEM kernel. Sums in fp32.
+    2.1 to 2.3: a warp to 1024, then SMEM, else three passes; 2.0: no SMEM kernel. Both halve the CTA so that most of a
+    row is read 16 bytes at a time; from 2.4 on (pull request 122970) it has a thread an element, to 1024. Sums in fp32.
     Source: aten/src/ATen/native/cuda/SoftMax.cu host_softmax, PersistentSoftmax.cuh.
     """
     size = element_bytes(dtype)
@@ -104,16 +105,16 @@ def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.
             "softmax_warp_forward", "warp", rows, 128, registers, 0, size, _WARP_COLUMNS_IN_FLIGHT["forward"],
             _warp_columns(row_length), (("S", 1),), block_reductions=0, **common,
         )  # fmt: skip
+    threads = min(-(-row_length // 32) * 32, 1024)
+    if torch_release in ("2.0", "2.1"):
+        threads = max(32, power_of_two_at_least(max(min(row_length // vector, 1024) // 2, 1)))
     if torch_release == "2.0":
-        # The vectorised kernels of that release halve the block so that most of a row is read 16 bytes at a time.
-        target = min(row_length // vector, 1024) // 2
-        threads = max(32, power_of_two_at_least(max(target, 1)))
         return RowKernel(
             "cunn_SoftMaxForward", "global", 1, threads, 32, 4 * threads, 16, threads * vector, row_length, (("S", 3),),
             block_reductions=2, **common,
         )  # fmt: skip
-    threads = min(-(-row_length // 32) * 32, 1024)
-    scratch = threads // 32 * 4
+    # old releases reduce through a word a thread, new ones through one a warp
+    scratch = threads * 4 if torch_release == "2.1" else threads // 32 * 4
     in_registers = -(-row_length // threads)
     if torch_release != "2.1" and in_registers < 10:
         return RowKernel(
@@ -219,3 +220,8 @@ def contiguous_elementwise_kernel(elements: int, dtype: str) -> ElementwiseKerne
 def strided_copy_kernel(elements: int, dtype: str) -> ElementwiseKernel:
     """A copy between layouts: expanding K/V heads for GQA (``repeat_interleave``), contiguous() of a transpose."""
     return _elementwise(elements, dtype, vectorised=False)
+
+
+def concatenation_kernel(elements: int, dtype: str) -> ElementwiseKernel:
+    """``torch.stack``'s share of one tensor: CatArrayBatchedCopy, an index calculation an element, a launch for all."""
+    return replace(_elementwise(elements, dtype, vectorised=False), name="CatArrayBatchedCopy", launches=1)

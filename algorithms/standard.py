@@ -22,11 +22,11 @@ from algorithms.common import (
 )
 from algorithms.gemm_tiles import gemm_with, shipped_kernel
 from algorithms.gemm_tiles import tile_spaces as tile_spaces  # what the search of tiles asks of an algorithm's module
-from algorithms.kernel_tables import softmax_forward_kernel, strided_copy_kernel
+from algorithms.kernel_tables import concatenation_kernel, softmax_forward_kernel, strided_copy_kernel
 from algorithms.kernels_gemm import GemmKernel
 from algorithms.passes import build_passes
 from algorithms.standard_gemm import Product, batched_gemm, memset
-from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_tensor
+from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_from_ones, mask_tensor
 from algorithms.standard_rows import elementwise, softmax_forward
 from algorithms.standard_softcap import cap_scores, tanh_tensor
 from algorithms.tile_search import Tiles
@@ -39,10 +39,12 @@ from simulator.program import Kernel, Program, Tensor
 @dataclass(frozen=True)
 class Call:
     """How PyTorch is called: the release whose softmax kernels run, and whether Q, K, V, dO and the gradients lie as
-    (batch, seqlen, heads, head_dim), so that each is copied to or from a matrix a head."""
+    (batch, seqlen, heads, head_dim), so that each is copied to or from a matrix a head. ``matmul``: by ``torch.matmul``
+    on expanded K and V, which copies them once more where batch and heads do not merge, and scales P, not S."""
 
     torch_release: str
     copies: bool
+    matmul: bool = False
 
 
 CALLS = {
@@ -50,10 +52,12 @@ CALLS = {
     "torch_eager_bshd": Call("2.11", True),
     "torch_eager_2.1_bshd": Call("2.1", True),
     "torch_eager_2.0_bshd": Call("2.0", True),
+    "torch_matmul_bshd": Call("2.11", False, True),
+    "torch_matmul_2.1_bshd": Call("2.1", False, True),
 }
 
 
-def _implementation(name: str, source: str) -> Implementation:
+def _implementation(name: str, source: str, training: bool = True) -> Implementation:
     return Implementation(
         name,
         "standard",
@@ -61,19 +65,22 @@ def _implementation(name: str, source: str) -> Implementation:
         source,
         # PyTorch's products and row kernels add in one order always
         features=frozenset({"deterministic", "mask", "head_dim_v", "window", "dropout", "softcap"}),
-        passes=("fwd", "bwd", "fwd_bwd"),
+        passes=("fwd", "bwd", "fwd_bwd") if training else ("fwd",),
     )
 
 
 _BENCHMARKS = "flash-attention:benchmarks/benchmark_flash_attention.py attention_pytorch; softmax kernels of PyTorch"
+_DECODING = "xformers:xformers/benchmarks/benchmark_attn_decoding.py AttentionDecodingPyTorchRepeat; softmax of PyTorch"
 IMPLEMENTATIONS = {
     "torch_eager": _implementation(
         "torch_eager",
         "torch.baddbmm, add, softmax, bmm (PyTorch 2.11); aten/src/ATen/native/cuda; cuBLAS of CUDA 13.0",
     ),
     "torch_eager_bshd": _implementation("torch_eager_bshd", f"{_BENCHMARKS} 2.11"),
-    "torch_eager_2.1_bshd": _implementation("torch_eager_2.1_bshd", f"{_BENCHMARKS} 2.1 to 2.10"),
+    "torch_eager_2.1_bshd": _implementation("torch_eager_2.1_bshd", f"{_BENCHMARKS} 2.1 to 2.3"),
     "torch_eager_2.0_bshd": _implementation("torch_eager_2.0_bshd", f"{_BENCHMARKS} 2.0 and before"),
+    "torch_matmul_bshd": _implementation("torch_matmul_bshd", f"{_DECODING} 2.11", training=False),
+    "torch_matmul_2.1_bshd": _implementation("torch_matmul_2.1_bshd", f"{_DECODING} 2.1 to 2.3", training=False),
 }
 DEFAULT = "torch_eager"
 #: Rows and columns of an L2 block of S and P: a C tile of QK^T. Wide ones are tracked by the engine's own rule.
@@ -112,11 +119,24 @@ def expand_heads(source: Tensor, problem: AttentionProblem) -> tuple[Tensor, lis
     ]
 
 
-def copied(name: str, source: Tensor, into: Tensor | None = None) -> tuple[Tensor, list[Kernel]]:
-    """``source`` in another layout, ``into`` or a scratch tensor, and the kernels that copy it."""
+#: Bytes that L2 sends for one of a transposed copy: its threads read 2 bytes of a row of 32-byte sectors each, and L1
+#: keeps few of them for the next column. 26.6 to 29.2 sectors for 32 elements, by ncu on an H200
+#: (launches_published_run1.csv, unfused_bshd and decode_matmul).
+TRANSPOSED_OVERFETCH = 13.5
+
+
+def copied(
+    name: str, source: Tensor, into: Tensor | None = None, transposed: bool = False, counted: str = "layout_copy"
+) -> tuple[Tensor, list[Kernel]]:
+    """``source`` in another layout, ``into`` or a scratch tensor, and the kernels that copy it. ``transposed``: what is
+    written in order lies apart in memory where it is read."""
     copy = into or replace(source, name=f"{source.name}_copied", kind="scratch")
-    k = strided_copy_kernel(copy.heads * copy.rows * copy.cols, copy.dtype)
-    return copy, elementwise(name, "copy", ((source, "q_head"),), copy, k)
+    elements = copy.heads * copy.rows * copy.cols
+    k = (concatenation_kernel if counted == "concatenation" else strided_copy_kernel)(elements, copy.dtype)
+    if transposed and counted == "layout_copy":
+        counted = "strided_copy"
+    overfetch = TRANSPOSED_OVERFETCH if transposed else 1.0
+    return copy, elementwise(name, "copy", ((source, "q_head"),), copy, k, counted=counted, overfetch=overfetch)
 
 
 def gemm(
@@ -159,13 +179,20 @@ def forward_kernels(
     (k, expand_k), (v, expand_v) = ((x, []) if x.heads == 1 else expand_heads(x, p) for x in (t["K"], t["V"]))
     s, weights = score_tensor(p, "S"), score_tensor(p, "P")
     q, kernels = t["Q"], [*expand_k, *expand_v]
+    copy_v: list[Kernel] = []
     if call.copies:
         q, before = copied("copy_Q", q)
         if p.group == 1:
-            (k, of_k), (v, of_v) = copied("copy_K", k), copied("copy_V", v)
-            before += [*of_k, *of_v]
+            # K is copied as (head_dim, seqlen), V when it is needed
+            (k, of_k), (v, copy_v) = copied("copy_K", k, transposed=True), copied("copy_V", v)
+            before += of_k
         kernels = before + kernels
-    product = Product(q, k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
+    if call.matmul and p.batch > 1:
+        # K as (head_dim, seqlen) of every head; the rows of V stay whole
+        (k, of_k), (v, copy_v) = copied("copy_K", k, transposed=True), copied("copy_V", v)
+        kernels += of_k
+    scale = p.head_dim**-0.5
+    product = Product(q, k, s, p.head_dim, transpose_b=True, scale=scale)
     kernels += gemm("qk_gemm", "scores", product, p, gpu, tiles)
     live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (q, k, v) if x.kind == "scratch")
     kept = {"S_tanh": tanh_tensor(s)} if p.softcap else {}
@@ -174,6 +201,8 @@ def forward_kernels(
     mask = mask_tensor(p)
     if mask is not None:
         masked = score_tensor(p, "S_masked")
+        if call.copies and p.mask is None:
+            kernels += mask_from_ones(mask, gpu)
         kernels += apply_mask(s, mask, masked, p)
         live += mask.bytes if "mask" not in t else 0
         s = masked
@@ -182,6 +211,7 @@ def forward_kernels(
     dropped = dropout_tensors(p, weights)
     if dropped:
         kernels += drop(weights, dropped, p)
+    kernels += copy_v
     output = Product(dropped.get("P_dropped", weights), v, t["O"], p.seqlen_k)
     kernels += gemm("pv_gemm", "output", output, p, gpu, tiles)
     # the eager call holds two S-sized tensors at once: S and S + mask, then what softmax read and P, then P, P dropped

@@ -56,7 +56,24 @@ def build_backward(
         d_out, before = copied("copy_dO", d_out)
         for name in ("dQ", "dK", "dV") if p.group == 1 else ("dQ",):
             grads[name] = replace(t[name], name=f"{name}_product", kind="scratch")
-            after += copied(f"copy_{name}", grads[name], t[name])[1]
+            after += copied(f"stack_{name}", grads[name], t[name], name == "dK", "concatenation")[1]
+    products = dict(grads)
+    rescale: dict[str, list[Kernel]] = {"dQ": [], "dK": []}
+    if call.copies:
+        # autograd of baddbmm multiplies by alpha in kernels of their own
+        for name in rescale:
+            out = grads[name]
+            products[name] = replace(out, name=f"{name}_unscaled", kind="scratch")
+            k = contiguous_elementwise_kernel(out.heads * out.rows * out.cols, p.dtype)
+            rescale[name] = elementwise(
+                f"scale_{name}",
+                "scale",
+                ((products[name], "q_head"),),
+                out,
+                k,
+                params=lambda _row, _col: (("factor", scale),),
+            )
+    alpha = 1.0 if call.copies else scale
 
     def product(name: str, role: str, of: Product) -> list[Kernel]:
         return gemm(name, role, of, p, gpu, tiles)
@@ -75,8 +92,10 @@ def build_backward(
         ),
         softmax_backward(dpp, weights, ds, softmax_backward_kernel(p.seqlen_k, p.dtype, call.torch_release), gpu),
         *cap,
-        *product("dq_gemm", "grad_query", Product(uncapped, t["K"], grads["dQ"], p.seqlen_k, scale=scale)),
-        *product("dk_gemm", "grad_key", Product(uncapped, t["Q"], grads["dK"], p.seqlen_q, True, scale=scale)),
+        *product("dq_gemm", "grad_query", Product(uncapped, t["K"], products["dQ"], p.seqlen_k, scale=alpha)),
+        *rescale["dQ"],
+        *product("dk_gemm", "grad_key", Product(uncapped, t["Q"], products["dK"], p.seqlen_q, True, scale=alpha)),
+        *rescale["dK"],
         *after,
     ]
     if p.group > 1:

@@ -16,15 +16,24 @@ from typing import Any
 
 import numpy as np
 
+from algorithms.backward_helpers import zero_fill
 from algorithms.common import dropout_op
-from algorithms.kernel_tables import ElementwiseKernel, contiguous_elementwise_kernel, mask_add_kernel
+from algorithms.kernel_tables import (
+    ElementwiseKernel,
+    contiguous_elementwise_kernel,
+    mask_add_kernel,
+    strided_copy_kernel,
+)
 from algorithms.standard_rows import elementwise
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
+from simulator.profile import Profile
 from simulator.program import Buffer, Compute, Index, Kernel, Store, Tensor, View, as_index, var
 from simulator.tile_ops import TILE_OPS, TileOp
 
 MASKS = ("additive", "bool", "padding")
+#: Rows and threads of a CTA of the fill of a mask.
+FILL_ROWS, FILL_THREADS = 1, 128
 #: Rows of an L2 block of a mask.
 MASK_BLOCK_ROWS = 128
 
@@ -68,6 +77,19 @@ def mask_tensor(problem: AttentionProblem) -> Tensor | None:
     rows = p.seqlen_q if p.mask != "padding" or hides_by_position(p) else 1
     dtype = "bool" if p.mask == "bool" else p.dtype
     return Tensor("mask", heads, rows, p.seqlen_k, dtype, "input", MASK_BLOCK_ROWS)
+
+
+def mask_from_ones(mask: Tensor, gpu: Profile) -> list[Kernel]:
+    """The benchmarks' causal mask, made in every call: a matrix of fp32 filled, its upper triangle, 16 bits of it."""
+    elements = mask.rows * mask.cols
+    ones, triangle = (replace(mask, name=f"mask_{name}", dtype="fp32", kind="scratch") for name in ("fp32", "upper"))
+    return [
+        zero_fill("fill_mask", ones, FILL_ROWS, FILL_THREADS, gpu),
+        *elementwise("triangle", "copy", ((ones, "q_head"),), triangle, strided_copy_kernel(elements, "fp32")),
+        *elementwise(
+            "mask_to_16_bit", "copy", ((triangle, "q_head"),), mask, contiguous_elementwise_kernel(elements, mask.dtype)
+        ),
+    ]
 
 
 def apply_mask(s: Tensor, mask: Tensor, out: Tensor, problem: AttentionProblem) -> list[Kernel]:
@@ -150,5 +172,6 @@ __all__ = [
     "drop_backward",
     "dropout_tensors",
     "hides_by_position",
+    "mask_from_ones",
     "mask_tensor",
 ]

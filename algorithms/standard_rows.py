@@ -237,10 +237,13 @@ def elementwise(
     k: ElementwiseKernel,
     heads: int | None = None,
     params: Callable[[Index | int, Index | int], tuple[tuple[str, Any], ...]] | None = None,
+    counted: str | None = None,
+    overfetch: float = 1.0,
 ) -> list[Kernel]:
     """``out = op(reads)`` element by element. ``reads`` pairs each tensor with the coordinate of its head
     (``""``: one matrix for all heads); a tensor of one row gives it to every row. ``params(row, col)`` are the
-    operation's parameters.
+    operation's parameters. ``counted`` names the counted instructions where the kind of kernel does not, ``overfetch``
+    is that of the last operand's loads (:class:`~simulator.program.Load`).
 
     PyTorch cuts what exceeds 32-bit offsets into ``k.launches`` launches: one kernel each, over equal shares; beyond
     :data:`MOST_LAUNCHES` of them, each over more than 2 GiB, several are taken together.
@@ -250,7 +253,9 @@ def elementwise(
     rows, width, ctas_each = _elementwise_tile(heads // k.launches or 1, out.rows, out.cols, real)
     row, first_col = var("row0"), var("col0")
     one_row = [tensor.rows == 1 and out.rows > 1 for tensor, _ in reads]
-    mix = elementwise_mix("vectorised" if k.vectorised else "broadcast_add" if len(reads) > 1 else "strided_copy")
+    mix = elementwise_mix(
+        counted or ("vectorised" if k.vectorised else "broadcast_add" if len(reads) > 1 else "strided_copy")
+    )
     # what is not vectorised walks its elements one after another, a load and a store each
     step = width if k.vectorised else ceil_div(width, k.elements_per_thread)
     body: list[Op] = []
@@ -267,7 +272,7 @@ def elementwise(
         compute = Compute(op, result, tuple(buffers), rows, part, params(row, col) if params else ())
         body += [
             *loads,
-            Load(sources[-1], buffers[-1]),
+            Load(sources[-1], buffers[-1], overfetch=overfetch),
             *([Await("in")] if loads else []),
             *beyond(name, [compute], mix, rows * part),
             compute,
@@ -285,7 +290,7 @@ def elementwise(
             (),
             threads=k.threads,
             registers_per_thread=k.registers_per_thread,
-            compute_dtype=out.dtype,
+            compute_dtype=out.dtype if out.dtype != "fp32" else "bf16",
             coord_order="rows, head after head",
             ctas_each=ctas_each,
             launch_gap_cycles=CTA_LAUNCH_CYCLES,

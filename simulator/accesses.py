@@ -24,6 +24,7 @@ class Access:
     accumulate: bool
     loops: tuple[Loop, ...]
     position: str  # prologue | loop | epilogue | outer
+    overfetch: float = 1.0
 
 
 def _role_accesses(role: Role) -> list[Access]:
@@ -42,7 +43,8 @@ def _role_accesses(role: Role) -> list[Access]:
                     share = -(-place.rows // op.multicast)
                     place = replace(place, row=place.row + var("cluster_rank") * share, rows=share)
                 write = isinstance(op, Store)
-                found.append(Access(place, write, isinstance(op, Store) and op.accumulate, loops, position))
+                overfetch = op.overfetch if isinstance(op, Load) else 1.0
+                found.append(Access(place, write, isinstance(op, Store) and op.accumulate, loops, position, overfetch))
 
     walk(role.ops, (), [False])
     return found
@@ -133,8 +135,21 @@ def sm_traffic(kernel: Kernel) -> dict[str, tuple[int, int]]:
     total: dict[str, list[int]] = {}
     for access in kernel_accesses(kernel):
         sums = total.setdefault(access.tile.tensor.name, [0, 0])
-        sums[access.is_write] += int(access_bytes(access, kernel).sum())
+        sums[access.is_write] += round(int(access_bytes(access, kernel).sum()) * access.overfetch)
     return {name: (read, write) for name, (read, write) in total.items()}
+
+
+def lone_sector_bytes(kernel: Kernel) -> dict[str, tuple[int, int]]:
+    """By tensor, what L2 sends in 32-byte sectors of which ``kernel`` uses a part: all of it, and what is beyond the
+    bytes of the tiles."""
+    sums: dict[str, tuple[int, int]] = {}
+    for access in kernel_accesses(kernel):
+        if access.overfetch > 1.0:
+            used = int(access_bytes(access, kernel).sum())
+            sent = round(used * access.overfetch)
+            before = sums.get(access.tile.tensor.name, (0, 0))
+            sums[access.tile.tensor.name] = before[0] + sent, before[1] + sent - used
+    return sums
 
 
 def written_tensors(kernel: Kernel) -> set[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator import replay as engine
-from simulator.accesses import Access, kernel_accesses
+from simulator.accesses import Access, kernel_accesses, lone_sector_bytes
 from simulator.errors import UnsupportedError
 from simulator.l2_blocks import ACCUMULATE, HBM_WRITE, READ, SM_WRITE, WRITE
 from simulator.memory import L2, WIDE_BLOCK_ROWS, WIDE_COLS
@@ -348,9 +348,14 @@ def run_kernel(
         traffic[0, tensor] -= unseen
         # without a cache what is asked once is fetched once
         traffic[2, tensor] = min(traffic[2, tensor], traffic[0, tensor])
+    # a slice of L2 finds 64 bytes a cycle: a sector alone takes the time of two
+    lone = 0
+    for name, (sent, beyond) in lone_sector_bytes(kernel).items():
+        traffic[0, l2.names.index(name)] += beyond
+        lone += sent
     # a repeat may hold bytes whose transfer its time does not: no launch moves bytes faster than L2 and HBM do
     floor = ticks_per_s * max(
-        float(traffic[:2].sum()) / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
+        float(traffic[:2].sum() + lone) / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
         float(traffic[2:].sum()) / profile.hbm_bandwidth_bytes_per_s,
     )
     replayed = end

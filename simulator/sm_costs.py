@@ -201,7 +201,7 @@ def _compile_op(op: Op, warps: int, spec: SmSpec):
         return TimedLoop(op.count, op.var, compile_ops(op.body, warps, spec))
     if isinstance(op, Load):
         target = view(op.into)
-        work = [(PIPE_INDEX["port"], op.source.bytes / op.multicast / spec.port_bytes)]
+        work = [(PIPE_INDEX["port"], op.source.bytes * op.overfetch / op.multicast / spec.port_bytes)]
         if target.space == "smem":
             work.append((PIPE_INDEX["smem"], op.source.bytes / spec.smem_bytes))
         is_pipe = isinstance(target.source, Pipe)

@@ -21,7 +21,7 @@ FOLDER = published.published_directory()
 GPUS = {path.stem for path in FOLDER.parent.glob("*.yaml")}
 PREDICT_SHAPED = [path.name for path in published.published_files()] + ["not_modelled.csv", "cases.csv"]
 IMPLEMENTATIONS = {
-    "standard": {"torch_eager", "torch_eager_2.0_bshd", "torch_eager_2.1_bshd"},
+    "standard": {"torch_eager", "torch_eager_2.0_bshd", "torch_eager_2.1_bshd", "torch_matmul_2.1_bshd"},
     "fa1": {"flash_attn_1", "flash_attn_1_paper"},
     "fa2": {"torch_flash"},
     "fa3": {"flash_attn_3", ""},

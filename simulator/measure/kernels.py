@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.errors import InputError
+from simulator.measure import fa1_package
 from simulator.measure import kernels_hopper as hopper
+from simulator.measure import kernels_layout as layout
 from simulator.measure import kernels_pytorch as own
 from simulator.measure.cases import Case
 from simulator.measure.kernel_inputs import Prepared, torch_module
@@ -78,6 +80,30 @@ KERNELS: dict[str, Kernel] = {
             need_cuda,
             own.eager_refuse,
             own.eager_prepare,
+        ),
+        Kernel(
+            "torch_eager_bshd",
+            ("standard",),
+            "unfused PyTorch on (batch, seqlen, heads, head_dim), as FlashAttention's benchmarks call it",
+            need_cuda,
+            layout.eager_refuse,
+            layout.eager_prepare,
+        ),
+        Kernel(
+            "torch_matmul_bshd",
+            ("standard",),
+            "unfused PyTorch by torch.matmul on expanded K and V, as xformers' decoding benchmark calls it",
+            need_cuda,
+            layout.matmul_refuse,
+            layout.matmul_prepare,
+        ),
+        Kernel(
+            "flash_attn_1",
+            ("fa1",),
+            "flash-attn 1.0.9's CUDA kernels from a library built with fa1_driver.cu",
+            lambda: need_cuda() or fa1_package.need_library(),
+            fa1_package.refuse,
+            fa1_package.prepare,
         ),
         Kernel(
             "flash_attn_1_paper",
