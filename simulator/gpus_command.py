@@ -42,7 +42,7 @@ def gpus(
     names = names or []
     if names and names[0] == "diff":
         if len(names) != 3:
-            raise InputError(f"gpus diff: {len(names) - 1} profiles given; write 'iosim gpus diff A B'")
+            raise InputError(f"gpus diff: takes two profiles, {len(names) - 1} given; write 'iosim gpus diff A B'")
         first, second = load_profile(names[1]), _load(names[2], overrides)
         differences = profile_differences(first, second)
         if as_json:

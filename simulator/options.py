@@ -104,8 +104,12 @@ class RunOptions:
 
     def profile(self, gpu: str) -> Profile:
         """The profile ``gpu`` (a name or a file) with the ``--set`` changes."""
+        from pathlib import Path
+
         from simulator.profile import load_profile
 
+        if "," in gpu and not Path(gpu).exists():
+            raise InputError(f"--gpu: {gpu!r} is a list; this command takes one GPU")
         profile = load_profile(gpu)
         if self.overrides:
             from simulator.overrides import parse_overrides

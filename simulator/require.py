@@ -220,7 +220,10 @@ class _Search:
         if self.target.metric == "time":
             why += f"; then it waits for {causes}"
         else:
-            why += f"; the data that must be moved once is {self.target.shown(best.unique_bytes)}"
+            once = self.target.shown(best.unique_bytes)
+            why += f"; inputs read once and outputs written are {once}"
+            if self.target.metric == "hbm":
+                why += f", of which {self.target.shown(best.dirty_bytes_at_end)} stay in L2 at the end"
         if ran[-1][0] < rungs[-1]:
             why += f"; beyond x{self.factor(ran[-1][0]):.3g} {self.errors[rungs[-1]]}"
         at = self.target.value(best)

@@ -140,7 +140,9 @@ class Bench:
                     **self.conditions.arguments(),
                 )
             except InputError as error:
-                self._seen[known] = str(error)
+                # the name of a changed GPU says no more than the factor, in many digits
+                changed = re.escape(self.profile.name.partition("[")[0]) + r"\[[^]]*\]"
+                self._seen[known] = re.sub(changed, lambda _: self.profile.name, str(error))
         found = self._seen[known]
         if isinstance(found, str):
             raise InputError(found)
@@ -200,9 +202,7 @@ def _sensitivity(bench: Bench, key: str, step: float, limits: bool) -> Sensitivi
                     raise InputError(f"a step of {100 * step:g} % rounds to nothing")
                 there = bench.scaled(key, factor)
             except InputError as error:
-                # the changed GPU's name says no more than the factor
-                changed = re.escape(bench.profile.name.partition("[")[0]) + r"\[[^]]*\]"
-                notes.append(f"x{factor:.3g}: {re.sub(changed, lambda _: bench.profile.name, str(error))}")
+                notes.append(f"x{factor:.3g}: {error}")
                 continue
             near[many] = there.time_us
             threshold = _threshold(base, there)

@@ -63,10 +63,12 @@ def design(index: int) -> tuple[Point, Settings]:
     base = str(rng.choice(BASES))
     if algorithm in ("fa3", "flash_decoding") and rng.random() < 0.6:
         base = str(rng.choice([name for name in BASES if name.startswith("h")]))
-    can_choose = algorithm in ("fa2", "fa3") and case["pass"] == "fwd"
+    often = algorithm in ("fa2", "fa3") and case["pass"] == "fwd"
     tiles = None
-    if rng.random() < (0.4 if can_choose else 0.02):
-        tiles = str(rng.choice(["128x64x2x1", "64x48x1x1", "192x176x3x3", "256x80x2x4", "auto"]))
+    if rng.random() < (0.4 if often else 0.15):
+        forward = ["128x64x2x1", "64x48x1x1", "192x176x3x3", "256x80x2x4"]
+        others = ["16x128x2x1", "64x128x2x2", "scores=128x128x4x2,output=64x64x6x1", "fwd=64x64x1x1,bwd=64x64x1x2"]
+        tiles = str(rng.choice([*(forward if often else others), "auto"]))
         if tiles == "auto" and int(str(case.get("seqlen_k", 0))) > 3000:
             # a search is some fifty simulations
             tiles = "128x64x2x1"

@@ -181,3 +181,16 @@ def test_the_command_prints_a_table_and_writes_the_picture_with_its_csv(tmp_path
 )
 def test_a_mistake_is_one_line(capsys, arguments, said):
     assert said in failure(capsys, "sensitivity", "--heads", "1", "--seqlen", "128", *arguments)
+
+
+@pytest.mark.parametrize("command", [("sensitivity",), ("require", "--target", "fa3 <= 1ms")])
+def test_a_list_of_gpus_is_one_too_many(command, capsys):
+    assert main([*command, "--gpu", "a100_sxm4_80gb,h100_sxm"]) == 2
+    assert "this command takes one GPU" in capsys.readouterr().err
+
+
+def test_what_a_changed_gpu_lacks_is_said_without_its_long_name():
+    problem, profile = AttentionProblem(heads=8, seqlen_q=512, head_dim=128), load_profile("h100_sxm")
+    keys = {"parameters": ["registers_per_sm"], "step": 0.05, "limits": False}
+    (found,) = sensitivities(problem, profile, ["fa3"], RunOptions(), **keys)
+    assert "h100_sxm has 62" in found.note and "[" not in found.note
