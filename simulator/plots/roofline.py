@@ -29,7 +29,7 @@ PICTURE = "roofline"
 LEVELS = ("HBM", "L2", "SMEM")
 MARKERS = {"HBM": "o", "L2": "s", "SMEM": "^"}
 #: The marks of one kernel may coincide: the later ones are smaller, so that all are seen.
-SIZES = {"HBM": 8.5, "L2": 6.0, "SMEM": 4.5}
+SIZES = {"HBM": 8.5, "L2": 6.0, "SMEM": 5.0}
 _ALONG_A_LINE = "along-a-line"
 _DASHES = {"spec": "-", "sustained": (0, (4, 3))}
 
