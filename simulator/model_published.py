@@ -4,7 +4,8 @@ Every row is predicted from its model, GPU and attention, the micro-batch that i
 the framework's kernel cut; no row has a parameter of its own. What is compared:
 
 ``model_tflops_per_gpu``, ``tokens_per_s_all_gpus``
-    the same quantity of one GPU (all GPUs: times their number; no communication is modelled).
+    the same quantity of one GPU (all GPUs: times their number; no communication is modelled), FLOPs counted as the
+    source counts them (:func:`source_flops_per_token`).
 ``days_of_training``, ``minutes_to_...``
     ratios to the first row of the same table, model and length: what a run needs to converge is not ours to predict.
 """
@@ -14,12 +15,12 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.errors import InputError
 from simulator.model_memory import largest_batch, least_recompute
 from simulator.model_programs import Training
-from simulator.model_run import ModelRun, train
+from simulator.model_run import ModelRun, model_flops_per_token, train
 from simulator.model_shape import Shape
 from simulator.model_styles import style_of
 from simulator.model_times import Simulator
@@ -55,6 +56,11 @@ FIRST_PAPER = "arXiv:2205.14135"
 #: Micro-batch and recomputation of Megatron-LM's public GPT-2 configuration of that time (examples/pretrain_gpt.sh at
 #: 090e141c, ``--micro-batch-size 4 --checkpoint-activations``).
 EARLY_MEGATRON = (4, "full")
+#: What Megatron-LM's manual of 29 November 2022, the day of the repository's bars, recommends "in almost all cases"
+#: (README.md at 52e63688: selective recomputation, which is that of attention).
+MEGATRON_RECOMPUTE = "attention"
+#: Source of the bars whose FLOPs are counted by Megatron-LM's formula.
+REPOSITORY_BARS = "_training_efficiency.jpg"
 #: Attention of NVIDIA's MLPerf 1.1 baseline over FlashAttention's, forward and backward at 512 tokens: Apex FMHA takes
 #: 2.95 ms and FlashAttention 2.81 (arXiv:2205.14135, table 7). No program here follows that kernel.
 APEX_FMHA_OVER_FA1 = 2.95 / 2.81
@@ -62,8 +68,9 @@ APEX_FMHA_OVER_FA1 = 2.95 / 2.81
 #: What slowed a published run beyond what is modelled, by framework (shown beside the row).
 UNMODELLED = {
     "huggingface": "Lightning's callbacks, grad scaler, sorts of the embedding's gradient, 2022 kernels of PyTorch",
-    "megatron": "micro-batch not published (largest that fits taken); tensor parallelism not known",
-    "fused": "all-reduce of gradients, data loading",
+    "megatron": "neither micro-batch nor recomputation is published: the largest that fits, and attention's as its manual "
+    "recommends (kept instead: 7 to 15 % faster); all-reduce of gradients; kernels that PyTorch's 2022 JIT left unfused",
+    "fused": "all-reduce of gradients and ZeRO's exchange (2 % by the repository's comments), data loading",
     "days": "runs of May 2022: FlashAttention's taken with Megatron's cut, Megatron's with its example's "
     "recomputation; evaluation and checkpoints; what else slowed GPT-2 medium with FA1 is not known",
     "mlperf": "its baseline's unpadding, LAMB and data pipeline; FA1's run skips unmasked tokens of the last layer",
@@ -119,6 +126,8 @@ class Predictor:
         per_gpu = max(1, _global_sequences(model, seqlen) // int(row["gpus"]))
         # the repository's runs keep all activations ("we don't need any activation checkpointing")
         recompute = "none" if attention != "standard" or fusion == "huggingface" else "auto"
+        if fusion == "megatron" and attention == "standard":
+            recompute = MEGATRON_RECOMPUTE
         if _is_early_megatron(row):
             batch, recompute = EARLY_MEGATRON
         key = (model.name, row["gpu"], row["dtype"], seqlen, fusion, attention, batch, recompute)
@@ -154,8 +163,10 @@ class Predictor:
         training = Training(
             Shape(model, 1, seqlen, DROPOUT), style_of(fusion), attention, row["dtype"], optimizer_shards=shards
         )
-        # unfused attention is computed again only where a single sequence would not fit otherwise
-        if attention == "standard":
+        if fusion == "megatron" and attention == "standard":
+            training = replace(training, recompute=MEGATRON_RECOMPUTE)
+        elif attention == "standard":
+            # computed again only where a single sequence would not fit otherwise
             training = least_recompute(training, simulator.gpu)
         return largest_batch(training, simulator.gpu, most)
 
@@ -183,7 +194,8 @@ def predict_published(rows: list[dict[str, str]], predictor: Predictor | None = 
         run = predictor.run(row)
         style = "mlperf" if row["model"].startswith("bert") else run.style
         measured = float(row["value"]) if row["value"] else math.nan
-        metric, predicted, remark = row["metric"], run.tflops, UNMODELLED[style]
+        rate = run.tokens_per_s * source_flops_per_token(row, run.model) / 1e12
+        metric, predicted, remark = row["metric"], rate, UNMODELLED[style]
         if row["outcome"] == "OOM":
             metric, predicted = "memory_gb (out of memory)", run.memory.total_bytes / 1e9
             remark = "the estimate says it fits: buffers of gradients and fragmentation are missing in it"
@@ -207,6 +219,20 @@ def predict_published(rows: list[dict[str, str]], predictor: Predictor | None = 
             )
         )  # fmt: skip
     return out
+
+
+def source_flops_per_token(row: dict[str, str], model: TransformerModel) -> float:
+    """Model FLOPs of a training step by token, as the row's source counts them.
+
+    The repository's bars: Megatron-LM's formula (arXiv:2104.04473, section 5.1) times 3/4, which takes the vocabulary's
+    products at three quarters too (training/README.md; its tokens/s and TFLOP/s of one run agree on that). Others:
+    :func:`~simulator.model_run.model_flops_per_token`.
+    """
+    seqlen = int(row["seqlen"])
+    if REPOSITORY_BARS not in row["source"]:
+        return model_flops_per_token(model, seqlen)
+    hidden, layers = model.hidden, model.layers
+    return 72.0 * layers * hidden**2 * (1.0 + seqlen / (6.0 * hidden) + model.vocab / (16.0 * layers * hidden))
 
 
 def _is_first_paper(row: dict[str, str]) -> bool:
