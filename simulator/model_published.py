@@ -68,8 +68,8 @@ APEX_FMHA_OVER_FA1 = 2.95 / 2.81
 #: What slowed a published run beyond what is modelled, by framework (shown beside the row).
 UNMODELLED = {
     "huggingface": "Lightning's callbacks, grad scaler, sorts of the embedding's gradient, 2022 kernels of PyTorch",
-    "megatron": "neither micro-batch nor recomputation is published: the largest that fits, and attention's as its manual "
-    "recommends (kept instead: 7 to 15 % faster); all-reduce of gradients; kernels that PyTorch's 2022 JIT left unfused",
+    "megatron": "neither micro-batch nor recomputation is published: the largest that fits, and attention's as its "
+    "manual recommends (kept instead: up to 20 % faster); all-reduce of gradients; operators that its JIT left unfused",
     "fused": "all-reduce of gradients and ZeRO's exchange (2 % by the repository's comments), data loading",
     "days": "runs of May 2022: FlashAttention's taken with Megatron's cut, Megatron's with its example's "
     "recomputation; evaluation and checkpoints; what else slowed GPT-2 medium with FA1 is not known",
