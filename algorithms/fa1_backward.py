@@ -72,7 +72,9 @@ def backward_schedule(problem: AttentionProblem, gpu: Profile, tiles: TileChoice
     keys = 128 if d == 128 or problem.seqlen_k <= 128 else 256
     if tiles is not None:
         t, resident = backward_with(tiles, Fa1BackwardTile(ROWS, keys, d, WARPS, 0), gpu)
-        return Schedule(t.rows, t.keys, d, WARPS, 1, True, t.smem_bytes, 255, resident)
+        # like the instructions, counted per score element of the shipped tile
+        counted = package_counts(d, problem.causal, backward=True).wavefronts * (t.rows * t.keys) // (ROWS * keys)
+        return Schedule(t.rows, t.keys, d, WARPS, 1, True, t.smem_bytes, 255, resident, wavefronts=counted)
     smem = fa1_backward_smem_bytes(ROWS, keys, d, WARPS)
     if smem > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(f"flash_attn_1's backward needs {smem} bytes of SMEM a CTA; {gpu.name} has fewer")
@@ -196,7 +198,7 @@ def _roles(
             *(Release(pipes[name]) for name in used(first)),
         ]
         counted = [op for op in body if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
-        more = max(0, counts.wavefronts - wavefronts_of(body, s.warps))
+        more = max(0, (s.wavefronts or counts.wavefronts) - wavefronts_of(body, s.warps))
         return Loop("i", var(trip), among_streams(body, counted, counts.mix, br * bc, float(more)))
 
     kv = (key_row, bc, 0, d)

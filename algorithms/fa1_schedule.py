@@ -107,6 +107,10 @@ def schedule_for(
     if package:
         counts = package_counts(shape[2], problem.causal)
         mix, wavefronts, first_share = counts.mix, counts.wavefronts, counts.first_share
+        if tiles is not None:
+            # like the instructions, counted per score element of the shipped tile
+            own = package_tile(problem, gpu)
+            wavefronts = wavefronts * (t.tile_m * t.tile_n) // (own.tile_m * own.tile_n)
     elif implementation == "flash_attn_1_paper":
         mix, wavefronts = MEASURED_MIX.get((shape[2], problem.causal)), MEASURED_WAVEFRONTS.get(shape[2], 0)
     return Schedule(*shape, min(resident, ceil_div(launched, gpu.num_sms)), mix, wavefronts, first_share)
