@@ -63,7 +63,8 @@ def index_values(index: Index, env: dict[str, Any]) -> np.ndarray:
 
 def _clipped(start: np.ndarray, size: int, limit: int) -> np.ndarray:
     """Elements of ``start .. start+size`` that lie in ``0 .. limit``."""
-    return np.clip(np.minimum(start + size, limit) - np.maximum(start, 0), 0, None)
+    overlap: np.ndarray = np.clip(np.minimum(start + size, limit) - np.maximum(start, 0), 0, None)
+    return overlap
 
 
 def access_bytes(access: Access, kernel: Kernel) -> np.ndarray:

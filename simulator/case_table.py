@@ -12,6 +12,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from simulator.atomic_write import write_text
 from simulator.case_questions import NOTES, QUESTIONS
@@ -141,7 +142,7 @@ def cause_of(row: dict[str, str]) -> str:
     return ""
 
 
-def number_line(row: dict[str, str], output: dict[str, object] | None, remark: str) -> Line:
+def number_line(row: dict[str, str], output: dict[str, Any] | None, remark: str) -> Line:
     """The table's row of one measured number."""
     measured_us = float(row["measured_time_us"]) if row["measured_time_us"] else None
     measured = time_text(measured_us) if measured_us else f"{row['measured_tflops']} TFLOP/s"

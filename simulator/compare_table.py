@@ -3,7 +3,8 @@ them what they cannot say."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
 
 from algorithms.varlen import padding_share
 from simulator.comparison import Comparison, Entry
@@ -77,9 +78,9 @@ def _print_times(console: Console, entries: list[Entry]) -> None:
             f"{entry.peak_path} {entry.peak_flops / 1e12:.0f}" if entry.peak_path else "",
             r.limiter,
             "" if entry.speedup is None else f"x{three_digits(entry.speedup)}",
-            scaled(row["matmul_flop"]),
-            scaled(row["exp_ops"]),
-            scaled(row["other_ops"]),
+            scaled(cast(float, row["matmul_flop"])),
+            scaled(cast(float, row["exp_ops"])),
+            scaled(cast(float, row["other_ops"])),
         )
         rows.append(cells)
     print_table(console, heads, rows)
@@ -90,6 +91,7 @@ def _print_bytes(console: Console, entries: list[Entry]) -> None:
     rows = []
     for entry in entries:
         r = entry.result
+        assert r is not None
         full = r.peak_memory_bytes > entry.profile.hbm_bytes
         cells = (
             entry.label,
@@ -124,9 +126,9 @@ def notes(profile: Profile, entries: list[Entry]) -> list[str]:
         for warning in r.warnings:
             warned.setdefault(warning, []).append(entry.label)
     kept = [
-        f"{entry.label} {scaled(held, 'B')} ({', '.join(entry.result.attributes['kept'])})"
+        f"{entry.label} {scaled(cast(float, held), 'B')} ({', '.join(cast(Iterable[str], attributes['kept']))})"
         for entry in entries
-        if entry.result is not None and (held := entry.result.attributes.get("kept_bytes"))
+        if entry.result is not None and (held := (attributes := entry.result.attributes).get("kept_bytes"))
     ]
     if kept:
         lines.append(f"kept from the forward for the backward pass, beside Q, K and V: {', '.join(kept)}")

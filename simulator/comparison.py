@@ -16,6 +16,10 @@ from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.result import Result
 
+#: What tells one simulation from another (GPU, algorithm, implementation, problem), and :func:`_entry`'s arguments.
+_Key = tuple[str, str, str, AttentionProblem]
+_Run = tuple[str, str, Profile, AttentionProblem, RunOptions, bool]
+
 BASELINE = "standard"
 #: Up to this many queries a problem is a decode step (one token, or a few speculative ones).
 DECODE_QUERIES = 8
@@ -199,7 +203,8 @@ def compare(
     conditions = conditions or RunOptions()
     wanted = [(AUTO, None) if name == AUTO else parse_algorithm(name) for name in algorithms]
     decode = decode_problem(problem)
-    runs, order = {}, []
+    runs: dict[_Key, _Run] = {}
+    order: list[Entry | tuple[_Key, _Key, str, bool]] = []
     for profile in profiles:
         for algorithm, implementation in wanted:
             asked = decode if algorithm == "flash_decoding" else problem
@@ -207,7 +212,7 @@ def compare(
             if automatic:
                 chosen = _picked(framework, problem, profile)
                 if isinstance(chosen, Entry):
-                    order.append((chosen, None, None, note, automatic))
+                    order.append(chosen)
                     continue
                 algorithm, implementation, asked = chosen.algorithm, chosen.implementation, chosen.problem
                 note = chosen.note
@@ -216,15 +221,16 @@ def compare(
             implementation = implementation or default_implementation(algorithm, profile, asked)
             base = (profile.name, BASELINE, default_implementation(BASELINE, profile, asked), padded(asked))
             for variant in _variants(algorithm, implementation, asked):
-                keys = [base, (profile.name, algorithm, implementation, variant)]
-                for key in keys:
+                own = (profile.name, algorithm, implementation, variant)
+                for key in (base, own):
                     runs.setdefault(key, (key[1], key[2], profile, key[3], conditions, hypothetical))
-                order.append((None, *keys, note, automatic))
+                order.append((base, own, note, automatic))
     done = dict(zip(runs, _all_entries(list(runs.values()), jobs), strict=True))
-    entries = [
-        failed or _noted(_against(done[own], done[base]), note, automatic)
-        for failed, base, own, note, automatic in order
-    ]
+
+    def finished(base: _Key, own: _Key, note: str, automatic: bool) -> Entry:
+        return _noted(_against(done[own], done[base]), note, automatic)
+
+    entries = [item if isinstance(item, Entry) else finished(*item) for item in order]
     entries = [
         replace(
             entry,
@@ -242,7 +248,9 @@ def compare(
 def _picked(framework: FrameworkCall | None, problem: AttentionProblem, profile: Profile) -> Pick | Entry:
     """What ``auto`` means on ``profile``, or an entry that says why it means nothing."""
     try:
-        return pick(framework or framework_call(DEFAULT_FRAMEWORK), problem, profile)
+        call = framework or framework_call(DEFAULT_FRAMEWORK)
+        assert call is not None
+        return pick(call, problem, profile)
     except UnsupportedError as error:
         return Entry(AUTO, "", profile, problem, error=str(error), automatic=True)
 
@@ -265,11 +273,12 @@ def _variants(algorithm: str, implementation: str, problem: AttentionProblem) ->
 
 
 def _against(entry: Entry, base: Entry) -> Entry:
-    both = entry.result is not None and base.result is not None
-    return replace(entry, speedup=base.result.time_us / entry.result.time_us if both else None)
+    if entry.result is None or base.result is None:
+        return replace(entry, speedup=None)
+    return replace(entry, speedup=base.result.time_us / entry.result.time_us)
 
 
-def _all_entries(runs: list[tuple], jobs: int) -> list[Entry]:
+def _all_entries(runs: list[_Run], jobs: int) -> list[Entry]:
     if jobs <= 1 or len(runs) < 2:
         return [_entry(*run) for run in runs]
     import multiprocessing

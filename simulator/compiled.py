@@ -49,7 +49,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     before = _config.CACHE_DIR
     _config.CACHE_DIR = _FOLDER
     try:
-        return _njit(cache=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
+        fast: Callable[..., Any] = _njit(cache=True, error_model="numpy", _nrt=False, no_cfunc_wrapper=True)(function)
+        return fast
     finally:
         _config.CACHE_DIR = before
 

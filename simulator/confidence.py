@@ -8,9 +8,10 @@ measured over predicted time and the ranges of the shapes that it saw. They are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from simulator.problem import AttentionProblem
 from simulator.profile import UNREAD_KEYS, Profile, profile_folder
@@ -41,7 +42,7 @@ def shape_of(problem: AttentionProblem) -> dict[str, int]:
     }
 
 
-def residual_bands(cases) -> dict:
+def residual_bands(cases: Iterable[tuple[str, AttentionProblem, float, float, str]]) -> dict[str, dict[str, Any]]:
     """Bands and ranges of ``cases``: an iterable of (algorithm, problem, predicted µs, measured µs, shape family).
 
     A band is the 5th to 95th percentile of measured over predicted time, stretched about its middle until, family by
@@ -59,7 +60,7 @@ def residual_bands(cases) -> dict:
             continue
         stretch = _stretch([(ratio, family) for ratio, _, family in rows])
         low, high = _band([ratio for ratio, _, _ in rows], stretch)
-        entry: dict = {"n": len(rows), "stretch": stretch, "low": round(math.exp(low), 4)}
+        entry: dict[str, Any] = {"n": len(rows), "stretch": stretch, "low": round(math.exp(low), 4)}
         entry["high"] = round(math.exp(high), 4)
         for name in _RANGES:
             values = [shape[name] for _, shape, _ in rows]
@@ -138,12 +139,12 @@ def unread_changes(profile: Profile) -> list[str]:
     ]
 
 
-def _band_key(bands: Mapping, algorithm: str, pass_: str, kind: str) -> str:
+def _band_key(bands: Mapping[str, Any], algorithm: str, pass_: str, kind: str) -> str:
     """The narrowest group of residuals that holds such a call."""
     return next(key for key in (f"{algorithm}/{pass_}/{kind}", f"{algorithm}/{pass_}", "all") if key in bands)
 
 
-def _outside(band: Mapping, problem: AttentionProblem) -> list[str]:
+def _outside(band: Mapping[str, Any], problem: AttentionProblem) -> list[str]:
     found = []
     for name, value in shape_of(problem).items():
         low, high = band.get(name, (value, value))

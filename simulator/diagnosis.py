@@ -147,10 +147,11 @@ def _tried(
     if framework is not None:
         decision = framework.decide(problem, profile)
         timed = time_of_chosen(decision, problem, profile, conditions)
-        if timed.result is not None and timed.result.implementation != expected.implementation:
-            about = f"{framework.base.name} runs {decision.chosen.name}: {decision.why_order}"
+        chosen = decision.chosen
+        if chosen and timed.result and timed.result.implementation != expected.implementation:
+            about = f"{framework.base.name} runs {chosen.name}: {decision.why_order}"
             if decision.rejected:
-                about = f"{framework.base.name} runs {decision.chosen.name} ({decision.refusals})"
+                about = f"{framework.base.name} runs {chosen.name} ({decision.refusals})"
             yield cause("dispatch", about, timed.result)
     best: dict[str, Cause] = {}
     for candidate in candidates(expected, problem, profile, conditions):
@@ -168,13 +169,14 @@ def _simulated(candidate: Candidate, profile: Profile) -> Result | None:
     from simulator import simulate
 
     try:
-        return simulate(
+        result: Result = simulate(
             candidate.algorithm,
             candidate.problem,
             profile,
             implementation=candidate.implementation,
             **candidate.conditions.arguments(),
         )
+        return result
     except InputError:
         # the cause cannot apply to this call: its kernels do not take it
         return None
@@ -245,9 +247,9 @@ def _verdict(diagnosis: Diagnosis, slowest_us: float) -> str:
     if diagnosis.is_expected:
         return "as expected: the time lies in the model's 90 % interval"
     direction = f"{three_digits(max(ratio, 1 / ratio))} times the model" + ("" if ratio > 1 else "'s speed")
-    fitting = [cause for cause in diagnosis.causes if cause.fits]
-    if fitting:
-        return f"{direction}: {fitting[0].name} explains it"
+    causes = [cause for cause in diagnosis.causes if cause.fits]
+    if causes:
+        return f"{direction}: {causes[0].name} explains it"
     roofline = measured / diagnosis.bounds[0].time_us
     slowest_us = max(slowest_us, diagnosis.expected.time_us)
     if measured > FAULT_OVER_CAUSES * slowest_us and roofline > FAULT_OVER_LIMIT:

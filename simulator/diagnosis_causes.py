@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from simulator.clock import loaded_clock_hz
@@ -65,6 +65,8 @@ def _other_kernels(
         yield Candidate("fallback", about, "standard", None, plain, conditions)
     newer = "wgmma" in profile.capabilities
     decoding = expected.algorithm == "flash_decoding"
+    older: tuple[str, str | None]
+    better: tuple[str, str | None]
     older = ("flash_decoding", "torch_flash_splitkv") if decoding else ("fa2", "torch_flash")
     better = ("flash_decoding", "flash_attn_3_kvcache") if decoding else ("fa3", None)
     if expected.kernels and (expected.algorithm, expected.implementation) != older and expected.algorithm != "standard":
@@ -72,10 +74,10 @@ def _other_kernels(
         yield Candidate("mma.sync path", about, *older, problem, conditions)
     if newer and expected.implementation in ("torch_flash", "torch_flash_splitkv"):
         about = "FlashAttention-3 ran, with wgmma instructions and TMA"
-        yield Candidate("wgmma path", about, *better, problem, conditions)
+        yield Candidate("wgmma path", about, better[0], better[1], problem, conditions)
 
 
-def _other_problems(expected: Result, problem: AttentionProblem, same) -> Iterator[Candidate]:
+def _other_problems(expected: Result, problem: AttentionProblem, same: Callable[..., Candidate]) -> Iterator[Candidate]:
     p = problem
     if p.head_dim == p.head_dim_v:
         for wider in COMPILED_HEAD_DIMS:

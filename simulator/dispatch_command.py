@@ -115,6 +115,7 @@ def print_decision(
             _line(console, f"Not {name}", f"{failure.message} [{failure.rule}; {failure.source}]")
     for name in decision.untried:
         failures = decision.failures[name]
+        assert chosen is not None
         state = f"could not run: {failures[0].message}" if failures else "could run too"
         _line(console, f"Not {name}", f"comes after {chosen.name}; {state}")
     if decision.rejected or chosen is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any
 
 import simpy
 from simpy.events import NORMAL
@@ -32,12 +33,15 @@ class EventLoop(simpy.Environment):
     def alarm(self, delay: int, call: Callable[[Alarm], None]) -> Alarm:
         """Call ``call(alarm)`` after ``delay`` ticks, in its turn among the events of that tick."""
         alarm = Alarm(call)
-        heappush(self._queue, (self._now + delay, NORMAL, next(self._eid), alarm))
+        # an Alarm is what the loop below needs of an event, and no more
+        queue: list[Any] = self._queue
+        heappush(queue, (self._now + delay, NORMAL, next(self._eid), alarm))
         return alarm
 
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        queue = self._queue
+    def run(self, until: object = None) -> None:
+        """Until nothing is left to happen (``until`` is simpy's, and not for this loop)."""
+        assert until is None
+        queue: list[Any] = self._queue
         while queue:
             now, _, _, event = heappop(queue)
             self._now = self.now = now

@@ -59,9 +59,7 @@ def explain(
         name, implementation, problem = picked.algorithm, picked.implementation, picked.problem
     else:
         name, implementation = parse_algorithm(algorithm or fastest_algorithm(problem, profile))
-    diagnosis = diagnose(
-        measured_us, name, problem, profile, conditions, implementation=implementation, framework=call
-    )
+    diagnosis = diagnose(measured_us, name, problem, profile, conditions, implementation=implementation, framework=call)
     if json_file is not None:
         from simulator.atomic_write import write_json
 

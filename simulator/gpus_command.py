@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -167,7 +168,12 @@ def _print_profile(console: Console, profile: Profile) -> None:
         console.print(f"  {name} = {parameter.value:.6g} {parameter.unit} {bounds}", highlight=False, markup=False)
 
 
-def _print_diff(console: Console, first: Profile, second: Profile, differences: list) -> None:
+def _print_diff(
+    console: Console,
+    first: Profile,
+    second: Profile,
+    differences: Sequence[tuple[str, Quantity | None, Quantity | None]],
+) -> None:
     from rich.markup import escape
 
     rows = []

@@ -66,7 +66,7 @@ class L2:
 
     names: list[str]
     shape: np.ndarray
-    cache: tuple
+    cache: tuple[np.ndarray, np.ndarray]
     counters: np.ndarray
     capacity: int
 
@@ -131,11 +131,11 @@ class L2:
                 access_tile(t, head, 0, rows, 0, cols, READ, self.shape, self.cache, self.counters)
         self.counters[...] = 0
 
-    def clone(self) -> tuple:
+    def clone(self) -> tuple[np.ndarray, ...]:
         """A copy of the cache and counters, for :meth:`restore`."""
         return tuple(a.copy() for a in (*self.cache, self.counters))
 
-    def restore(self, saved: tuple) -> None:
+    def restore(self, saved: tuple[np.ndarray, ...]) -> None:
         """Go back to a state that :meth:`clone` returned."""
         for own, other in zip((*self.cache, self.counters), saved, strict=True):
             own[...] = other

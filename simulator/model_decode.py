@@ -95,9 +95,7 @@ def intensities(model: TransformerModel, simulator: Simulator, context: int, bat
     return out
 
 
-def group_intensities(
-    model: TransformerModel, simulator: Simulator, batch: int, context: int
-) -> list[GroupIntensity]:
+def group_intensities(model: TransformerModel, simulator: Simulator, batch: int, context: int) -> list[GroupIntensity]:
     """:class:`GroupIntensity` from one KV head a query head to one for all, in powers of two (and the model's own)."""
     groups = [2**n for n in range(model.heads.bit_length()) if model.heads % 2**n == 0]
     groups = sorted({*groups, model.heads // model.kv_heads, model.heads})

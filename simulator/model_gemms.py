@@ -137,4 +137,5 @@ def _reuse(kernel: GemmKernel) -> float:
     if kernel.instruction_path != "mma.sync":
         return 1.0
     warps = kernel.threads // 32
-    return max(1.0, warps**0.5)
+    across: float = warps**0.5
+    return max(1.0, across)

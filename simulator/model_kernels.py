@@ -31,6 +31,7 @@ from simulator.program import (
     Kernel,
     Load,
     Loop,
+    Op,
     Program,
     Role,
     Store,
@@ -137,6 +138,7 @@ def softmax_program(spec: TorchSoftmax, gpu: Profile) -> Program:
         return Tensor(name, spec.matrices, spec.rows, spec.columns, spec.dtype, kind)
 
     first, last = matrix("dPP" if spec.backward else "S", "input"), matrix("dS" if spec.backward else "P", "output")
+    kernels: tuple[Kernel, ...]
     if spec.backward:
         given = matrix("P", "input")
         kernel = softmax_backward_kernel(spec.columns, spec.dtype, TORCH_RELEASE)
@@ -294,7 +296,7 @@ def _with_scalar_accesses(kernel: Kernel, g: GemmKernel) -> Kernel:
         if not role.warps:
             roles.append(role)
             continue
-        ops = []
+        ops: list[Op] = []
         for op in map_ops(role.ops, full):
             if isinstance(op, Loop):
                 work = (("issue", UNALIGNED_LANES_PER_ELEMENT * per_slice),)
@@ -316,7 +318,7 @@ def _with_epilogue(kernel: Kernel, spec: Gemm, dtype: str) -> Kernel:
             roles.append(role)
             continue
         place = last.into
-        extra: list = []
+        extra: list[Op] = []
         for name, bytes_per_element, write in (("aux_in", spec.aux_reads, False), ("aux_out", spec.aux_writes, True)):
             if not bytes_per_element:
                 continue
@@ -324,7 +326,8 @@ def _with_epilogue(kernel: Kernel, spec: Gemm, dtype: str) -> Kernel:
             buffer = Buffer(name, place.rows, place.cols, dtype)
             where = tile(aux, place.head, place.row, place.rows, place.col, place.cols)
             if write:
-                source = last.source.source
+                stored = last.source
+                source = stored.source if isinstance(stored, View) else stored
                 extra += [Compute("copy", buffer, (source,), place.rows, place.cols), Store(View(buffer), where)]
             else:
                 extra.append(Load(where, buffer))

@@ -5,7 +5,7 @@ Widths are bytes per element: ``H`` (fp16, bf16), ``F`` (fp32), ``M`` (a dropout
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simulator.model_kernels import Gemm, Stream, TorchSoftmax
@@ -89,7 +89,9 @@ class Style:
     optimizer_bytes: float
 
 
-def stream(name: str, group: str, elements: int, reads, writes, mix: str = "vectorised") -> Op:
+def stream(
+    name: str, group: str, elements: int, reads: Iterable[float], writes: Iterable[float], mix: str = "vectorised"
+) -> Op:
     return Op(name, group, Stream(elements, tuple(reads), tuple(writes), mix))
 
 

@@ -74,7 +74,7 @@ class _RoleRun:
         self.env = dict(cta.env)
         self.registers: dict[str, np.ndarray] = {}
         self.consumed: dict[str, int] = {}
-        self.pending: list[tuple[str, object]] = []
+        self.pending: list[tuple[str, Matmul]] = []
 
     # operands -------------------------------------------------------------------------------------
     def _base(self, source: Buffer | Pipe) -> np.ndarray:
@@ -101,7 +101,8 @@ class _RoleRun:
         target = self._base(v.source)
         target[v.row : v.row + rows, v.col : v.col + cols] = round_to(value, v.dtype)
 
-    def _window(self, place: Tile) -> tuple[Any, Any]:
+    def _window(self, place: Tile) -> tuple[np.ndarray, Any, Any]:
+        """The tensor, its part that is there and the part of the tile that this is (``None``: nothing is there)."""
         tensor = self.cta.memory[place.tensor.name]
         head, row, col = place.head.at(self.env), place.row.at(self.env), place.col.at(self.env)
         r0, r1 = max(row, 0), min(row + place.rows, tensor.shape[1])
@@ -184,6 +185,7 @@ class _RoleRun:
         if isinstance(target, Pipe) or (isinstance(target, View) and isinstance(target.source, Pipe)):
             v = view(target)
             pipe = v.source
+            assert isinstance(pipe, Pipe)
             slots = self.cta.slots.setdefault(pipe.name, [None] * pipe.stages)
             index = self.cta.filled.get(pipe.name, 0) % pipe.stages
             slots[index] = round_to(value, pipe.dtype)
@@ -208,7 +210,7 @@ class _RoleRun:
         self.write(op.out, self.read(op.out) + product if op.accumulate else product)
 
     def _compute(self, op: Compute) -> None:
-        params = {k: as_index(v).at(self.env) if not isinstance(v, float) else v for k, v in op.params}
+        params = {k: v if isinstance(v, float) else as_index(v).at(self.env) for k, v in op.params}
         if op.fn == "fill":
             v = view(op.out)
             self.write(op.out, np.full(v.shape, params["value"], np.float32))
@@ -227,7 +229,7 @@ def run_kernel(kernel: Kernel, memory: dict[str, np.ndarray], ctas: Sequence[int
         runs = [_RoleRun(cta, role) for role in kernel.roles]
         active = {i: run.run(run.role.ops) for i, run in enumerate(runs)}
         while active:
-            before = _progress(cta, runs)
+            before: tuple[object, ...] | None = _progress(cta, runs)
             for i in list(active):
                 try:
                     next(active[i])
@@ -239,7 +241,7 @@ def run_kernel(kernel: Kernel, memory: dict[str, np.ndarray], ctas: Sequence[int
                 raise DeadlockError(f"kernel {kernel.name}, CTA {index}: {waiting} wait for each other")
 
 
-def _progress(cta: _Cta, runs) -> tuple:
+def _progress(cta: _Cta, runs: Sequence[_RoleRun]) -> tuple[object, ...]:
     return (
         tuple(sorted(cta.filled.items())),
         tuple(sorted(cta.acquired.items())),

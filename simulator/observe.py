@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class Call:
 
 
 def observe_each(
-    calls: Iterable[Call], conditions: Mapping[str, object], hypothetical: bool = False, kernel: str | None = None
+    calls: Iterable[Call], conditions: Mapping[str, Any], hypothetical: bool = False, kernel: str | None = None
 ) -> tuple[list[Observation], list[tuple[Call, str]]]:
     """:func:`observe` of each call under the keyword arguments ``conditions``; those that cannot run, with why."""
     seen, errors = [], []
@@ -160,7 +160,8 @@ def observe(
     result = with_confidence(replace(result, warnings=(*result.warnings, *lines)), profile)
     chosen = _chosen(result, kernel)
     l2 = new_cache(program, profile, physics, l2_state)
-    seen, sm = [], None
+    seen: list[KernelObservation] = []
+    sm: SmObservation | None = None
     for index, (launch, told) in enumerate(zip(program.kernels, result.kernels, strict=True)):
         clock_hz = told.cycles / told.time_us * 1e6
         flow = np.zeros((FLOW_BINS, 3), np.int64)
@@ -188,6 +189,7 @@ def observe(
         if index == chosen:
             spec = SmSpec.of(profile, physics, launch.path, launch.compute_dtype)
             sm = _observe_sm(launch, run, ctas, labels, spec, profile.num_sms, clock_hz, iterations)
+    assert sm is not None, "the launch that was chosen is one of the program's"
     return Observation(result, tuple(seen), sm)
 
 

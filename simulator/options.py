@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -123,13 +123,13 @@ class RunOptions:
         return {"l2_state": self.l2_state, "timing": self.timing, "clock_mhz": self.clock_mhz, **tiles}
 
 
-def takes_problem(**defaults: Any) -> Callable[[Callable], Callable]:
+def takes_problem(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the command gets the shared options; ``defaults`` replaces defaults (``seqlen=1``).
 
     The command's own parameters come first in its help and must have annotations that Typer understands.
     """
 
-    def decorate(command: Callable) -> Callable:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         shared = PROBLEM_OPTIONS | CONDITION_OPTIONS
 
         @functools.wraps(command)
@@ -148,7 +148,7 @@ def takes_problem(**defaults: Any) -> Callable[[Callable], Callable]:
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation)
             )
-        with_options.__signature__ = inspect.Signature(parameters)
+        cast(Any, with_options).__signature__ = inspect.Signature(parameters)
         with_options.__annotations__ = {p.name: p.annotation for p in parameters}
         del with_options.__wrapped__  # Typer would follow it to the signature without the shared options
         return with_options

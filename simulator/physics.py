@@ -40,9 +40,7 @@ class Physics:
     mixed_issue_efficiency: float = _parameter(
         0.87, 0.7, 1.0, "fraction", "the same without tensor instructions, where instructions of all pipes mix"
     )
-    smem_efficiency: float = _parameter(
-        0.97, 0.6, 1.0, "fraction", "sustained share of the shared-memory port's rate"
-    )
+    smem_efficiency: float = _parameter(0.97, 0.6, 1.0, "fraction", "sustained share of the shared-memory port's rate")
     wgmma_issue_share: float = _parameter(
         0.65, 0.0, 1.0, "fraction", "issue slots that wgmma's register traffic takes from other instructions"
     )
@@ -96,9 +94,7 @@ class Physics:
     host_launch_us: float = _parameter(
         12.0, 0.0, 60.0, "us", "host time from one kernel launch of a framework to the next when the GPU is idle"
     )
-    clock_idle_drop: float = _parameter(
-        0.05, 0.0, 0.7, "headroom", "SM clock below its maximum with a few SMs at work"
-    )
+    clock_idle_drop: float = _parameter(0.05, 0.0, 0.7, "headroom", "SM clock below its maximum with a few SMs at work")
     clock_load_step: float = _parameter(
         1.0, 0.0, 2.0, "headroom", "drop of the SM clock as soon as tensor cores or HBM are under load"
     )
@@ -118,9 +114,7 @@ class Physics:
     clock_hbm_slope: float = _parameter(
         0.6, 0.0, 2.6, "headroom", "further drop at full HBM bandwidth, beside the first one"
     )
-    clock_heavy_delay_us: float = _parameter(
-        30.0, 0.0, 150.0, "us", "time from a launch's start to the further drops"
-    )
+    clock_heavy_delay_us: float = _parameter(30.0, 0.0, 150.0, "us", "time from a launch's start to the further drops")
     clock_power_drop: float = _parameter(
         1.6, 0.0, 4.0, "headroom", "drop by the board's power limit in long runs, per root of activity"
     )

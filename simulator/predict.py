@@ -183,6 +183,7 @@ def predict_row(
         profile, notes = _profile(case.gpu, overrides), []
         algorithm, implementation, problem = case.algorithm, case.implementation, case.problem
         if algorithm == AUTO:
+            assert case.framework is not None
             picked = pick(case.framework, problem, profile)
             algorithm, implementation, problem = picked.algorithm, picked.implementation, picked.problem
             notes.append(picked.note)
@@ -326,5 +327,6 @@ def _from_lengths(sizes: dict[str, int | None], lengths: dict[str, tuple[int, ..
                 sizes[column] = derived
         if sizes["batch"] != len(values):
             raise InputError(f"{name}: {len(values)} lengths for batch {sizes['batch']}; give one for each sequence")
-        if sizes[size] < max(values):
-            raise InputError(f"{name}: {max(values)} is longer than {size} {sizes[size]}; make {size} the maximum")
+        longest = sizes[size]
+        if longest is not None and longest < max(values):
+            raise InputError(f"{name}: {max(values)} is longer than {size} {longest}; make {size} the maximum")

@@ -78,9 +78,17 @@ def predict(
         from simulator.tile_choice import check_tiles
 
         tiles = check_tiles(tiles)
-    options = {"overrides": overrides or (), "hypothetical": hypothetical, "framework": framework, "tiles": tiles}
     with _progress(len(frame)) as on_row:
-        predicted = predict_frame(frame, gpu, **options, jobs=jobs, on_row=on_row)
+        predicted = predict_frame(
+            frame,
+            gpu,
+            overrides=overrides or (),
+            hypothetical=hypothetical,
+            framework=framework,
+            tiles=tiles,
+            jobs=jobs,
+            on_row=on_row,
+        )
     text = csv_text(predicted)
     if output is None:
         sys.stdout.write(text)

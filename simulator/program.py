@@ -152,7 +152,7 @@ class Compute:
     args: tuple[Buffer | Pipe | View, ...]
     rows: int
     cols: int
-    params: tuple[tuple[str, object], ...] = ()
+    params: tuple[tuple[str, Index | float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def walk_ops(ops: Iterable[Op], loops: tuple[Loop, ...] = ()) -> Iterator[tuple[
             yield loops, op
 
 
-def map_ops(ops: Iterable[Op], change: Callable[[Any], Any]) -> tuple:
+def map_ops(ops: Iterable[Op], change: Callable[[Any], Any]) -> tuple[Op, ...]:
     """``ops`` with ``change(op)`` in place of each operation; ``None`` drops it (used by mutation tests)."""
     out = []
     for op in ops:

@@ -114,7 +114,8 @@ def attention_gradients(
         ds *= 1.0 - np.tanh(raw / problem.softcap) ** 2
 
     def over_group(x: np.ndarray) -> np.ndarray:
-        return x.reshape(-1, problem.group, *x.shape[1:]).sum(axis=1)
+        total: np.ndarray = x.reshape(-1, problem.group, *x.shape[1:]).sum(axis=1)
+        return total
 
     return {
         "dQ": scale * np.einsum("hij,hjd->hid", ds, k),

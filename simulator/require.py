@@ -134,7 +134,7 @@ def required_for_all(goals: Sequence[tuple[Bench, Target]], key: str) -> Answer:
         why = "; ".join(f"{goals[i][1].text}: {answers[i].why}" for i in missing)
         return replace(answers[missing[0]], why=why)
     sign = searches[0].sign
-    strictest = max(range(len(answers)), key=lambda i: answers[i].factor**sign)
+    strictest = max(range(len(answers)), key=lambda i: answers[i].factor ** sign)
     chosen = answers[strictest]
     notes = [f"'{goals[strictest][1].text}' decides", chosen.why]
     for i, search in enumerate(searches):

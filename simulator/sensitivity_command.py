@@ -163,7 +163,6 @@ def _print(found: list[Sensitivity], gpu: str, problem: AttentionProblem) -> Non
             if one.note:
                 console.print(escape(f"* {one.name}: {one.note}"), style="dim")
 
-
     if any(one.limiter == "fp32" for one in found):
         console.print("fp32: arithmetic of the FP32, ALU and conversion pipes, and the issue slots that feed them")
 

@@ -31,9 +31,9 @@ class SharedPipe:
         self.busy = 0
         self._observer = observer
         #: (stream, work, done, label) of a job that is alone since ``_last``.
-        self._only: tuple | None = None
+        self._only: tuple[object, int, Callable[[], None], object] | None = None
         self._heap: list[tuple[float, int, object, int]] = []
-        self._queues: dict[object, deque] = {}
+        self._queues: dict[object, deque[tuple[int, Callable[[], None], object]]] = {}
         self._virtual, self._last, self._sequence = 0.0, 0, 0
         #: The event at which the pipe looks next; any earlier one that still fires is stale.
         self._alarm: Alarm | None = None

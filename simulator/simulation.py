@@ -143,9 +143,7 @@ def run_program(
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
     l2 = new_cache(program, profile, physics, conditions.l2_state, event_budget or EVENT_BUDGET)
     start_us, kernels, total_cycles = 0.0, [], 0.0
-    host_us = host_call_us(
-        program.implementation, program.problem.pass_, len(program.kernels), physics.host_launch_us
-    )
+    host_us = host_call_us(program.implementation, program.problem.pass_, len(program.kernels), physics.host_launch_us)
     for index, kernel in enumerate(program.kernels):
         if index and not kernel.early_start:
             start_us += physics.graph_gap_us
@@ -204,9 +202,7 @@ def uses_tma(kernel: Kernel) -> bool:
     return any(isinstance(op, Load) and op.via == "tma" for _, _, op in kernel.walk())
 
 
-def new_cache(
-    program: Program, profile: Profile, physics: Physics, l2_state: str, budget: int = EVENT_BUDGET
-) -> L2:
+def new_cache(program: Program, profile: Profile, physics: Physics, l2_state: str, budget: int = EVENT_BUDGET) -> L2:
     """The L2 before the call, in blocks as large as the tiles or chunks that touch them: empty, or ``warm`` with the
     program's inputs as far as they fit."""
     l2 = _empty_cache(program.kernels, program.tensors(), profile, physics, budget)
@@ -372,5 +368,3 @@ def _combine_waits(kernels: list[KernelResult], time_us: float) -> dict[str, flo
             total[cause] = total.get(cause, 0.0) + share * kernel.time_us / time_us
     total["launch"] = total.get("launch", 0.0) + 1.0 - fsum(k.time_us for k in kernels) / time_us
     return total
-
-

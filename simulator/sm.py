@@ -138,9 +138,7 @@ class Sm:
 
     def busy(self) -> list[int]:
         """Ticks of work that each pipe was given, in the order of :data:`PIPES`."""
-        return [
-            self.transferred[i] if i in self.transferred else self.pipes[i].busy for i in range(len(PIPES))
-        ]
+        return [self.transferred[i] if i in self.transferred else self.pipes[i].busy for i in range(len(PIPES))]
 
 
 def _ignore() -> None:

@@ -161,9 +161,7 @@ class _Point:
     length: int = 0
 
 
-def _time_marked(
-    roles, semaphores, trips, latency, residents, persistent, profile: TripProfile, length: int
-) -> _Point:
+def _time_marked(roles, semaphores, trips, latency, residents, persistent, profile: TripProfile, length: int) -> _Point:
     """One run, lengthened until its main loop is steady. Loop lengths that matter and are shorter than that are run
     themselves; trips beside the main one are measured by a longer run if they vary."""
     main = profile.main

@@ -37,7 +37,7 @@ class _Call:
     hypothetical: bool
     run: Callable[[Program, int | None], float]
 
-    def program(self, tiles: Tiles | None = None) -> Program:
+    def program(self, tiles: TileChoice | Tiles | None = None) -> Program:
         from algorithms import build_program
 
         return build_program(self.algorithm, self.problem, self.profile, self.implementation, self.hypothetical, tiles)

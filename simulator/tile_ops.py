@@ -61,7 +61,8 @@ def _rescale_factor(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndar
 
 def _normalise(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
     o, total = args
-    return np.divide(o, total, out=np.zeros_like(o), where=total > 0)
+    quotient: np.ndarray = np.divide(o, total, out=np.zeros_like(o), where=total > 0)
+    return quotient
 
 
 def _lse(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
@@ -78,7 +79,8 @@ def _exp(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
 
 
 def _exp2_lse(s: np.ndarray, lse_log2: np.ndarray, p: Mapping[str, Any]) -> np.ndarray:
-    return np.exp2(np.float32(p["scale_log2"]) * s - _finite(lse_log2)).astype(np.float32)
+    weights: np.ndarray = np.exp2(np.float32(p["scale_log2"]) * s - _finite(lse_log2)).astype(np.float32)
+    return weights
 
 
 def dropout_keep(head: int, rows: np.ndarray, cols: np.ndarray, dropout: float) -> np.ndarray:
@@ -97,7 +99,8 @@ def _kept(s: np.ndarray, p: Mapping[str, Any]) -> np.ndarray:
 
 
 def _row_sum(args: Sequence[np.ndarray], p: Mapping[str, Any]) -> np.ndarray:
-    return args[0].sum(axis=1, keepdims=True, dtype=np.float32)
+    total: np.ndarray = args[0].sum(axis=1, keepdims=True, dtype=np.float32)
+    return total
 
 
 TILE_OPS: dict[str, TileOp] = {
@@ -183,7 +186,7 @@ def round_to(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype in ("fp32", "int32"):
         return values
     if dtype == "bool":
-        return (values != 0).astype(np.float32)
+        return np.asarray(values != 0, np.float32)
     if dtype == "fp16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).astype(np.float32)
@@ -203,4 +206,4 @@ def _round_e4m3(values: np.ndarray) -> np.ndarray:
         exponent = np.floor(np.log2(np.where(magnitude > 0, magnitude, 1)))
     step = np.exp2(np.maximum(exponent, -6) - 3)
     rounded = np.round(magnitude / step) * step
-    return (np.sign(values) * np.minimum(rounded, 448.0)).astype(np.float32)
+    return np.asarray(np.sign(values) * np.minimum(rounded, 448.0), np.float32)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from simulator.plots.timeline import PIPE_LANES, ROLE_KINDS
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from simulator.observe import KernelObservation, Observation, SmObservation
 
 Event = dict[str, Any]
@@ -68,7 +70,7 @@ def _thread(pid: int, tid: int, name: str) -> list[Event]:
     ]
 
 
-def _slice(pid: int, tid: int, name: str, category: str, start_us: float, end_us: float, args: dict) -> Event:
+def _slice(pid: int, tid: int, name: str, category: str, start_us: float, end_us: float, args: Event) -> Event:
     # whole nanoseconds, as viewers keep time: rounding start and length apart would make neighbours overlap
     start, end = round(start_us * 1e3), round(end_us * 1e3)
     return {
@@ -165,7 +167,7 @@ def _memory_tracks(pid: int, name: str, seen: Observation) -> list[Event]:
     return events
 
 
-def _busy_slices(pid: int, tid: int, kernel: KernelObservation, moved, peak: float) -> list[Event]:
+def _busy_slices(pid: int, tid: int, kernel: KernelObservation, moved: np.ndarray, peak: float) -> list[Event]:
     """Stretches of bins in which bytes moved, with their mean rate."""
     events, first = [], None
     for index in range(len(moved) + 1):

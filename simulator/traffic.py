@@ -49,7 +49,8 @@ def _repetitions(loops: tuple[Loop, ...], kernel: Kernel) -> int:
             most = int(trips.max(initial=0))
             parts = (np.where(i < trips, count(rest, env | {loop.var: i}), 0) for i in range(most))
             return sum(parts, np.zeros(n, np.int64))
-        return trips * count(rest, env)
+        total: np.ndarray = trips * count(rest, env)
+        return total
 
     return int((count(loops, dict(kernel.coords)) * kernel.multiplicity()).sum())
 

@@ -89,7 +89,8 @@ def scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
     if kind not in ("int", "float", "bool", "null"):
         return str(node.value)
     try:
-        return yaml.SafeLoader("").construct_object(node)
+        plain: str | int | float | bool | None = yaml.SafeLoader("").construct_object(node)
+        return plain
     except (ValueError, KeyError):
         return str(node.value)  # what only looks like a number (0x_, or one of 5,000 digits)
 
@@ -105,4 +106,4 @@ def pairs(node: yaml.Node, path: str, parent: str) -> list[tuple[yaml.ScalarNode
             dotted = f"{parent}.{key_node.value}" if parent else key_node.value
             fail(f"{path}:{line}", dotted, f"given twice (first on line {seen[key_node.value]})", "keep one of them")
         seen[key_node.value] = line
-    return node.value
+    return list(node.value)

@@ -284,4 +284,4 @@ def test_validation_rows_are_predicted_not_copied(tmp_path):
     assert [row["measured_time_us"] for row in rows] == [100.0, 100.0]
     expected = simulate("fa2", PROBLEM.with_(seqlen_q=512, seqlen_k=512), load_profile("h100_sxm")).time_us
     assert rows[0]["predicted_time_us"] == pytest.approx(expected)
-    assert "every 2. of the 4 rows" in note
+    assert "one in 2 of the 4 rows" in note

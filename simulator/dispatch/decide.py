@@ -77,8 +77,7 @@ def decide(base: RuleBase, facts: Mapping[str, Any]) -> Decision:
     traps = tuple(
         Failure(trap.id, _said(base, trap.message, facts), trap.source)
         for trap in base.traps
-        if (not trap.backends or (chosen is not None and chosen.name in trap.backends))
-        and _applies(trap.when, facts)
+        if (not trap.backends or (chosen is not None and chosen.name in trap.backends)) and _applies(trap.when, facts)
     )
     return Decision(base, facts, order, chosen, failures, traps)
 

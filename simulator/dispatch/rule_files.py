@@ -86,7 +86,7 @@ def read_rules(path: Path) -> data.RuleBase:
     reader = _Reader(str(path))
     top = reader.mapping(compose(path, "a rule file", _RIGHT), "", _TOP)
     base = _base_of(reader, top, path)
-    framework = reader.text(top, "framework", base and base.framework)
+    framework = reader.text(top, "framework", base.framework if base else None)
     version = reader.text(top, "version", None)
     try:
         data.version_key(version)
@@ -97,7 +97,7 @@ def read_rules(path: Path) -> data.RuleBase:
         settings |= reader.settings(top["settings"], settings)
     reader.facts = known_facts(settings)
     backends = reader.backends(top, base)
-    fallback = reader.text(top, "fallback", base and base.fallback)
+    fallback = reader.text(top, "fallback", base.fallback if base else None)
     if fallback not in data.FALLBACKS:
         fail(reader.at(top["fallback"]), "fallback", f"{fallback!r} is unknown", nearest(fallback, data.FALLBACKS))
     return data.RuleBase(
@@ -110,7 +110,7 @@ def read_rules(path: Path) -> data.RuleBase:
         fallback=fallback,
         preferred=bool(reader.value(top["preferred"])) if "preferred" in top else False,
         path=str(path),
-        **{name: reader.text(top, name, base and getattr(base, name)) for name in _TEXTS},
+        **{name: reader.text(top, name, getattr(base, name) if base else None) for name in _TEXTS},
     )
 
 
@@ -157,13 +157,14 @@ class _Reader:
     def sequence(self, node: yaml.Node, parent: str) -> list[yaml.Node]:
         if not isinstance(node, yaml.SequenceNode):
             fail(self.at(node), parent, "not a list", "write '- ' lines or [a, b]")
-        return node.value
+        return list(node.value)
 
     def value(self, node: yaml.Node) -> Any:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(one) for one in node.value]
         if isinstance(node, yaml.MappingNode):
             return {key.value: self.value(one) for key, one in pairs(node, self.path, "")}
+        assert isinstance(node, yaml.ScalarNode)
         return scalar(node)
 
     def text(self, found: Mapping[str, yaml.Node], key: str, default: str | None) -> str:
@@ -175,7 +176,9 @@ class _Reader:
             fail(self.at(found[key]), key, "not a text", "write it on one line or with '>-'")
         return " ".join(found[key].value.split())
 
-    def entry(self, node: yaml.Node, parent: str, allowed: Iterable[str], needed: Iterable[str]) -> dict:
+    def entry(
+        self, node: yaml.Node, parent: str, allowed: Iterable[str], needed: Iterable[str]
+    ) -> dict[str, yaml.Node]:
         found = self.mapping(node, parent, allowed)
         for key in needed:
             if key not in found:
@@ -189,14 +192,14 @@ class _Reader:
                 fail(self.at(one), f"settings.{name}", "is a fact of every call already", "give it another name")
             found = self.entry(one, f"settings.{name}", ("kind", "default", "about", "values"), ("default",))
             earlier = known.get(name)
-            kind = self.text(found, "kind", earlier and earlier.kind)
+            kind = self.text(found, "kind", earlier.kind if earlier else None)
             if kind not in KINDS:
                 fail(self.at(found["kind"]), f"settings.{name}.kind", f"{kind!r} is unknown", nearest(kind, KINDS))
             default, follows = found["default"], None
             if isinstance(default, yaml.MappingNode):
                 follows = self.text(self.mapping(default, f"settings.{name}.default", ("fact",)), "fact", None)
                 self.check_fact(default, follows)
-            about = self.text(found, "about", earlier and earlier.about)
+            about = self.text(found, "about", earlier.about if earlier else None)
             words = tuple(self.value(found["values"])) if "values" in found else earlier.words if earlier else ()
             settings[name] = data.Setting(name, kind, about, None if follows else self.value(default), follows, words)
         return settings
@@ -292,7 +295,7 @@ class _Reader:
                     fail(where, f"{parent}.without", f"no rule {dropped!r}", nearest(str(dropped), rules))
             rules |= self.rules(found["rules"], parent) if "rules" in found else {}
             models = self.models(found["models"], parent) if "models" in found else old.models if old else ()
-            title = self.text(found, "title", old and old.title)
+            title = self.text(found, "title", old.title if old else None)
             force = self.text(found, "force", old.force if old else "")
             backends[name] = data.Backend(name, title, tuple(rules.values()), models, force)
         return backends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from simulator.dispatch.decide import Decision, decide
 from simulator.dispatch.facts import facts_of, parse_facts, with_settings
@@ -65,15 +66,14 @@ def time_of_chosen(
     return _timed(model, problem, profile, conditions, note, hypothetical)
 
 
-def time_of_hoped(
-    wanted: str | None, problem: AttentionProblem, profile: Profile, conditions: RunOptions
-) -> Timed:
+def time_of_hoped(wanted: str | None, problem: AttentionProblem, profile: Profile, conditions: RunOptions) -> Timed:
     """The predicted time of ``wanted`` (``fa3`` or ``fa2:torch_flash``; ``None``: the fastest that the GPU has the
     instructions for), without a mask and in bf16 instead of fp32 where that is what keeps it out."""
     from simulator.comparison import parse_algorithm
 
     algorithm, implementation = parse_algorithm(wanted) if wanted else (fastest_algorithm(problem, profile), None)
-    change, left_out = {}, []
+    change: dict[str, Any] = {}
+    left_out = []
     if algorithm != "standard" and problem.mask is not None:
         change["mask"] = None
         left_out.append("without the mask")

@@ -49,10 +49,7 @@ def _inputs(torch, shape):
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     rows = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
     # as a model makes them: (batch, seqlen, heads, head_dim) seen as (batch, heads, seqlen, head_dim)
-    q, k, v = (
-        torch.randn(batch, n, h, width, device="cuda", dtype=kind).transpose(1, 2)
-        for h, n in rows
-    )
+    q, k, v = (torch.randn(batch, n, h, width, device="cuda", dtype=kind).transpose(1, 2) for h, n in rows)
     given = None
     if mask == "bool":
         given = torch.rand(batch, 1, queries, keys, device="cuda") > 0.1

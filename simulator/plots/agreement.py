@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum
+from typing import TYPE_CHECKING, Any
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -17,10 +18,14 @@ from simulator.plots.style import (
     time_text,
 )
 
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
 PICTURE = "agreement"
 
 
-def agreement_rows(errors) -> list[Row]:
+def agreement_rows(errors: pandas.DataFrame) -> list[Row]:
     """Rows of a frame of :func:`simulator.validation.compare_with` that have both times."""
     rows = []
     for record in errors.to_dict("records"):
@@ -43,7 +48,7 @@ def agreement_rows(errors) -> list[Row]:
     return rows
 
 
-def plot_agreement(rows: Sequence[Row]):
+def plot_agreement(rows: Sequence[Row]) -> tuple[Figure, Any]:
     """Predicted against measured time (left), signed error against measured time (right); ``(figure, axes)``."""
     height = 3.8
     with picture_style():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -21,6 +22,11 @@ from simulator.plots.style import (
     tint,
 )
 from simulator.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import Locator
 
 PICTURE = "io"
 LEVELS = ("HBM", "L2")
@@ -50,7 +56,7 @@ def io_rows(results: Iterable[Result]) -> list[Row]:
     return rows
 
 
-def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None):
+def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None) -> tuple[Figure, Any]:
     """Stacked bars of bytes by tensor, absolute and as shares; ``(figure, axes)``, axes ``[gpu * level, 2]``."""
     rows = io_rows(results) if rows is None else list(rows)
     gpus = list(dict.fromkeys(row["gpu"] for row in rows))
@@ -67,7 +73,7 @@ def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None):
     return figure, axes
 
 
-def _name_tensors(axes, place: int, algorithm: str, parts: list[Row], total: float) -> None:
+def _name_tensors(axes: Axes, place: int, algorithm: str, parts: list[Row], total: float) -> None:
     """Each tensor's name once across its neighbouring parts, where it fits: about 65 letters go across the panel."""
     start = 0.0
     for tensor, run in groupby(parts, key=lambda part: part["tensor"]):
@@ -81,7 +87,7 @@ def _name_tensors(axes, place: int, algorithm: str, parts: list[Row], total: flo
         start += share
 
 
-def _bars(left, right, rows: list[Row], title: str) -> None:
+def _bars(left: Axes, right: Axes, rows: list[Row], title: str) -> None:
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
     totals = {a: sum(r["bytes"] for r in rows if r["algorithm"] == a) for a in algorithms}
     largest = max(totals.values(), default=1) or 1
@@ -96,7 +102,7 @@ def _bars(left, right, rows: list[Row], title: str) -> None:
             strength = 0.85 if _place(part["tensor"], tensors) % 2 == 0 else 0.5
             face = "white" if part["direction"] == "dirty" else tint(colour, strength)
             direction = part["direction"]
-            style = {
+            style: dict[str, Any] = {
                 "color": face,
                 "edgecolor": "white" if direction == "read" else tint(colour, 1.0),
                 "lw": 0.8,
@@ -121,12 +127,12 @@ def _bars(left, right, rows: list[Row], title: str) -> None:
     right.tick_params(labelleft=False)
 
 
-def _close(one: list[tuple], other: list[tuple]) -> bool:
+def _close(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
     there = dict(other)
     return all(x in there and abs(y / there[x] - 1) < 0.05 for x, y in one)
 
 
-def _few_ticks():
+def _few_ticks() -> Locator:
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(4)
@@ -135,7 +141,7 @@ def _few_ticks():
 _TENSORS = ("Q", "K", "V", "O", "LSE", "S", "P")
 
 
-def _order(row: Row) -> tuple:
+def _order(row: Row) -> tuple[bool, int, str, str]:
     tensor = row["tensor"]
     known = _TENSORS.index(tensor) if tensor in _TENSORS else len(_TENSORS)
     return row["direction"] == "dirty", known, tensor, row["direction"]
@@ -146,7 +152,7 @@ def _place(tensor: str, tensors: list[str]) -> int:
     return _TENSORS.index(tensor) if tensor in _TENSORS[:4] else tensors.index(tensor)
 
 
-def _legend(figure) -> None:
+def _legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     grey = tint("#000000", 0.35)
@@ -165,7 +171,7 @@ SWEEPS = {
 }
 
 
-def sweep_rows(swept: str, series: Iterable[tuple[float, str, Result | None, dict]]) -> list[Row]:
+def sweep_rows(swept: str, series: Iterable[tuple[float, str, Result | None, dict[str, Any]]]) -> list[Row]:
     """Rows of a sweep from ``(x, series name, result or None, more columns)``.
 
     ``hbm_bytes`` is read + written + left dirty, ``l2_bytes`` what SMs read and wrote; ``compulsory_bytes`` is each
@@ -185,7 +191,7 @@ def sweep_rows(swept: str, series: Iterable[tuple[float, str, Result | None, dic
     return rows
 
 
-def plot_io_sweep(rows: Sequence[Row]):
+def plot_io_sweep(rows: Sequence[Row]) -> tuple[Figure, Any]:
     """HBM bytes (solid) and SM ↔ L2 bytes (dashed) against N, SRAM or L2 size, a panel a GPU; ``(figure, axes)``.
 
     Rows with ``guide_bytes`` also draw FlashAttention-1's Θ(N²d²/M) line, scaled to its first point.
@@ -203,16 +209,16 @@ def plot_io_sweep(rows: Sequence[Row]):
     return figure, axes
 
 
-def _sweep_panel(ax, drawn: list[Row], x_label: str, axes_height_in: float) -> None:
+def _sweep_panel(ax: Axes, drawn: list[Row], x_label: str, axes_height_in: float) -> None:
     ax.set(xscale="log", yscale="log", xlabel=x_label, ylabel="bytes")
     labels = []
-    floors: list[tuple[list, str]] = []
+    floors: list[tuple[list[tuple[float, float]], str]] = []
     names = list(dict.fromkeys(row["series"] for row in drawn))
     for index, name in enumerate(names):
         points = sorted((r for r in drawn if r["series"] == name), key=lambda r: r["x"])
         xs, colour = [r["x"] for r in points], series_colour(name)
         width = line_width(index, len(names))
-        style = {"color": colour, "gid": f"series-{name}"}
+        style: dict[str, Any] = {"color": colour, "gid": f"series-{name}"}
         ax.plot(xs, [r["hbm_bytes"] for r in points], "o-", ms=width + 2, lw=width, zorder=3, **style)
         ax.plot(xs, [r["l2_bytes"] for r in points], ls=(0, (3, 2)), lw=0.75 * width, zorder=2, **style)
         labels.append((xs[-1], points[-1]["hbm_bytes"], f"{name} HBM", colour))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
+from typing import TYPE_CHECKING, Any, cast
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -24,6 +25,12 @@ from simulator.plots.style import (
 )
 from simulator.profile import Profile
 from simulator.result import KernelResult, Result
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 PICTURE = "roofline"
 LEVELS = ("HBM", "L2", "SMEM")
@@ -40,10 +47,10 @@ def roofline_rows(results: Iterable[Result], profiles: Iterable[Profile], measur
     Columns: ``kind`` (``bandwidth`` B/s, ``compute`` FLOP/s, ``kernel``, ``measured``), ``level``, ``quality``
     (``spec`` or ``sustained``), ``flop``, ``bytes``, ``time_us``, ``flop_per_byte``, ``flop_per_s``.
     """
-    profiles = {profile.name: profile for profile in profiles}
-    rows = [row for profile in profiles.values() for row in ceiling_rows(profile)]
+    named = {profile.name: profile for profile in profiles}
+    rows = [row for profile in named.values() for row in ceiling_rows(profile)]
     for result in results:
-        rows += kernel_rows(result, profiles[result.gpu])
+        rows += kernel_rows(result, named[result.gpu])
     rows += [{"picture": PICTURE, "kind": "measured"} | row for row in measured]
     return rows
 
@@ -103,7 +110,8 @@ def kernel_rows(result: Result, profile: Profile) -> list[Row]:
     from algorithms.tile_search import TileChoice
     from simulator.smem_traffic import smem_bytes
 
-    tiles = {part: TileChoice.parse(text) for part, text in result.attributes.get("tiles", {}).items()}
+    chosen = cast(Mapping[str, str], result.attributes.get("tiles", {}))
+    tiles = {part: TileChoice.parse(text) for part, text in chosen.items()}
     program = build_program(result.algorithm, result.problem, profile, result.implementation, True, tiles or None)
     rows = []
     for index, (kernel, schedule) in enumerate(zip(result.kernels, program.kernels, strict=True)):
@@ -150,7 +158,7 @@ def plot_roofline(
     profiles: Iterable[Profile] = (),
     measured: Iterable[Row] = (),
     rows: Sequence[Row] | None = None,
-):
+) -> tuple[Figure, Any]:
     """Draw ``results`` on their GPUs' rooflines, or the ``rows`` that :func:`roofline_rows` made; ``(figure, axes)``.
 
     ``axes`` is an array with one entry a GPU.
@@ -177,18 +185,19 @@ def plot_roofline(
     return figure, axes
 
 
-def _place_labels(figure, axes) -> None:
+def _place_labels(figure: Figure, axes: Iterable[Axes]) -> None:
     """Turn the labels of bandwidth lines along them and move them to where they cover no mark and cross no line.
 
     On log-log axes all these lines have the one slope that the layout gives; so this comes after the layout.
     """
     import numpy as np
+    from matplotlib.text import Annotation
 
     figure.draw_without_rendering()
     for ax in axes:
         marks, lines = _obstacles(ax)
         box = ax.get_window_extent()
-        for label in [text for text in ax.texts if text.get_gid() == _ALONG_A_LINE]:
+        for label in [t for t in ax.texts if isinstance(t, Annotation) and t.get_gid() == _ALONG_A_LINE]:
             first, second = ax.transData.transform([label.xy, (10 * label.xy[0], 10 * label.xy[1])])
             along = (second - first) / np.hypot(*(second - first))
             across = np.array([-along[1], along[0]])
@@ -196,12 +205,12 @@ def _place_labels(figure, axes) -> None:
             # places along the line, from below, on either side of it; half a letter from the axes' edge
             far = min((box.x1 - first[0]) / along[0], (box.y1 - first[1]) / along[1]) - width - height
             edge = 0.4 * height - min(0.0, across[0]) * height
-            best = None
+            best: tuple[float, np.ndarray] = (math.inf, first)
             for start in np.linspace(edge, max(far, edge), 60):
                 for side in (0.25 * height, -1.35 * height):
                     corner = first + (start - side * across[0] / along[0]) * along + side * across
                     cost = _clashes(corner, along, across, width, height, marks, lines)
-                    if best is None or cost < best[0]:
+                    if cost < best[0]:
                         best = (cost, corner)
             label.set_rotation(np.degrees(np.arctan2(along[1], along[0])))
             x, y = ax.transData.inverted().transform(best[1])
@@ -212,16 +221,17 @@ def _place_labels(figure, axes) -> None:
             marks = np.vstack([marks, best[1] + x * along, best[1] + x * along + height * across])
 
 
-def _text_size(label) -> tuple[float, float]:
+def _text_size(label: Text) -> tuple[float, float]:
     """Width and height of an unturned ``label``, pixels."""
     label.set_rotation(0.0)
     extent = label.get_window_extent()
     return extent.width, extent.height
 
 
-def _obstacles(ax):
+def _obstacles(ax: Axes) -> tuple[np.ndarray, np.ndarray]:
     """Pixels of an axes' marks ``[n, 2]``, and of its lines and leaders as sampled points ``[m, 2]``."""
     import numpy as np
+    from matplotlib.text import Annotation
 
     marks, lines = [np.zeros((0, 2))], [np.zeros((0, 2))]
     for line in ax.lines:
@@ -231,13 +241,13 @@ def _obstacles(ax):
         else:
             lines.append(_sampled(points))
     for text in ax.texts:
-        if text.get_gid() != _ALONG_A_LINE and text.arrow_patch is not None:
+        if isinstance(text, Annotation) and text.get_gid() != _ALONG_A_LINE and text.arrow_patch is not None:
             ends = np.array([ax.transData.transform(text.xy), ax.transAxes.transform(text.xyann)])
             lines.append(_sampled(ends))
     return np.vstack(marks), np.vstack(lines)
 
 
-def _sampled(points):
+def _sampled(points: np.ndarray) -> np.ndarray:
     """Points a few pixels apart along a polyline."""
     import numpy as np
 
@@ -248,17 +258,25 @@ def _sampled(points):
     return np.vstack(parts)
 
 
-def _clashes(corner, along, across, width: float, height: float, marks, lines) -> float:
+def _clashes(
+    corner: np.ndarray,
+    along: np.ndarray,
+    across: np.ndarray,
+    width: float,
+    height: float,
+    marks: np.ndarray,
+    lines: np.ndarray,
+) -> float:
     """How much a turned text box with its lower left at ``corner`` covers: marks weigh most."""
 
-    def inside(points, margin: float) -> int:
+    def inside(points: np.ndarray, margin: float) -> int:
         x, y = (points - corner) @ along, (points - corner) @ across
         return int(((x > -margin) & (x < width + margin) & (y > -margin) & (y < height + margin)).sum())
 
     return 1000.0 * inside(marks, 0.5 * height) + inside(lines, -0.05 * height)
 
 
-def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
+def _panel(ax: Axes, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     points = [row for row in rows if row["kind"] in ("kernel", "measured") and row.get("flop_per_byte")]
     bandwidth = {(r["level"], r["quality"]): r["bytes_per_s"] for r in rows if r["kind"] == "bandwidth"}
     compute = [row for row in rows if row["kind"] == "compute"]
@@ -278,7 +296,7 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     ax.set_axisbelow(True)
     _bandwidth_lines(ax, bandwidth, top, x_low, y_low)
     labels = _compute_lines(ax, compute, max(bandwidth.values()), x_high)
-    by_kernel: dict[tuple, list[Row]] = {}
+    by_kernel: dict[tuple[str, str, int | None], list[Row]] = {}
     for row in points:
         by_kernel.setdefault((row["kind"], row["algorithm"], row.get("kernel_index")), []).append(row)
     several = {a for _, a, index in by_kernel if index}
@@ -290,11 +308,12 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
         ax.plot(xs, [y] * len(xs), color=tint(colour, 0.45), lw=0.8, zorder=2, gid=gid)
         for row in group:
             hollow = kind == "measured"
-            edge = (
+            edge: dict[str, Any] = (
                 {"mfc": "white", "mec": colour, "mew": 1.2} if hollow else {"mfc": colour, "mec": "white", "mew": 0.6}
             )
             mark, size = MARKERS[row["level"]], SIZES[row["level"]]
             ax.plot(row["flop_per_byte"], y, mark, ms=size, zorder=4 if hollow else 3, gid=gid, **edge)
+        said: tuple[str, ...]
         if kind == "measured":
             # another kernel of the same algorithm is no measurement of the one beside it
             said = ("measured", f"({group[0]['kernel']})" if group[0].get("kernel") else "")
@@ -304,7 +323,9 @@ def _panel(ax, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     label_in_margin(ax, labels, axes_height_in)
 
 
-def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float) -> None:
+def _bandwidth_lines(
+    ax: Axes, bandwidth: Mapping[tuple[str, str], float], top: float, x_low: float, y_low: float
+) -> None:
     for (level, quality), value in bandwidth.items():
         ax.plot(
             [y_low / value / 10, top / value], [y_low / 10, top], color=MUTED if quality == "sustained" else INK,
@@ -319,7 +340,7 @@ def _bandwidth_lines(ax, bandwidth: dict, top: float, x_low: float, y_low: float
             )  # fmt: skip
 
 
-def _compute_lines(ax, compute: list[Row], steepest: float, x_high: float) -> list[tuple]:
+def _compute_lines(ax: Axes, compute: list[Row], steepest: float, x_high: float) -> list[tuple[float, float, str, str]]:
     """Draw the flat ceilings; their labels, for the margin."""
     sustained = {(r["path"], r["dtype"]): r["flop_per_s"] for r in compute if r["quality"] == "sustained"}
     labels = []
@@ -340,7 +361,7 @@ def _tera(value: float) -> str:
     return f"{value / 1e12:.0f}" if value >= 1e14 else f"{value / 1e12:.3g}"
 
 
-def _legend(figure, rows: list[Row]) -> None:
+def _legend(figure: Figure, rows: list[Row]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [

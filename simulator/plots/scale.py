@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from simulator.plots.rows import Row
 from simulator.plots.style import (
@@ -21,6 +22,10 @@ from simulator.plots.style import (
     time_text,
 )
 from simulator.result import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PICTURE = "scale"
 
@@ -89,7 +94,7 @@ def crossovers(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
-def plot_scale(rows: Sequence[Row]):
+def plot_scale(rows: Sequence[Row]) -> tuple[Figure, Any]:
     """Time (left) and peak device memory (right) against sequence length; ``(figure, axes)``, axes ``[gpu, 2]``."""
     gpus = list(dict.fromkeys(row["gpu"] for row in rows))
     height = 3.9
@@ -107,7 +112,7 @@ def plot_scale(rows: Sequence[Row]):
     return figure, axes
 
 
-def _lines(ax, rows: list[Row], quantity: str, text, axes_height_in: float) -> None:
+def _lines(ax: Axes, rows: list[Row], quantity: str, text: Callable[[float], str], axes_height_in: float) -> None:
     points = [row for row in rows if row["kind"] == "point" and row.get(quantity)]
     ax.set(xscale="log", yscale="log", xlabel="sequence length N, tokens")
     labels = []
@@ -137,7 +142,7 @@ def _lines(ax, rows: list[Row], quantity: str, text, axes_height_in: float) -> N
     label_in_margin(ax, labels, axes_height_in)
 
 
-def _mark_crossovers(ax, rows: list[Row]) -> None:
+def _mark_crossovers(ax: Axes, rows: list[Row]) -> None:
     # a number in a ring on the curve, and what it means below the axes: nothing lies on the data
     notes = []
     for number, row in enumerate(rows, 1):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from simulator.errors import InputError
 from simulator.palette import algorithm_colour
@@ -47,11 +47,11 @@ _SETTINGS = {
 
 
 @contextmanager
-def picture_style():
+def picture_style() -> Iterator[None]:
     """Draw and save inside this: the pictures' fonts and lines, without touching a user's own settings."""
     import matplotlib
 
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(cast(Any, _SETTINGS)):
         yield
 
 
@@ -61,7 +61,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 
     figure = Figure(figsize=(width_in, height_in), layout="constrained")
     # Jupyter shows a Figure made without pyplot through this hook
-    figure._repr_png_ = lambda: _png(figure)
+    cast(Any, figure)._repr_png_ = lambda: _png(figure)
     return figure
 
 
@@ -107,7 +107,8 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
     """``colour`` mixed with white: strength 1 is the colour itself, 0 is white."""
     from matplotlib.colors import to_rgb
 
-    return tuple(1.0 - strength * (1.0 - part) for part in to_rgb(colour))
+    red, green, blue = (1.0 - strength * (1.0 - part) for part in to_rgb(colour))
+    return red, green, blue
 
 
 def series_colour(series: str) -> str:
@@ -158,7 +159,7 @@ def axes_fraction(ax: Axes, y: float) -> float:
     return (y - low) / (high - low)
 
 
-def label_in_margin(ax: Axes, labels: Iterable[tuple[float, float, str, object]], height_in: float) -> None:
+def label_in_margin(ax: Axes, labels: Iterable[tuple[float, float, str, str]], height_in: float) -> None:
     """Write ``(x, y, text, colour)`` in the right margin beside their points, apart from each other, with leaders.
 
     Call it last: the axes' limits must be final. ``height_in`` is about the height of the axes.
@@ -190,7 +191,7 @@ def label_in_margin(ax: Axes, labels: Iterable[tuple[float, float, str, object]]
         )
 
 
-def _dark_enough(colour):
+def _dark_enough(colour: str) -> tuple[float, ...]:
     """``colour`` darkened until it reads as text on white."""
     from matplotlib.colors import to_rgb
 
@@ -199,7 +200,7 @@ def _dark_enough(colour):
     return tuple(part * min(1.0, 0.45 / light) for part in rgb) if light > 0.45 else rgb
 
 
-def text_colour(series: str):
+def text_colour(series: str) -> tuple[float, ...]:
     """The colour of ``series`` for text: dark enough on white."""
     return _dark_enough(series_colour(series))
 
@@ -209,7 +210,7 @@ def line_width(index: int, count: int) -> float:
     return 1.4 + 0.5 * (count - 1 - index)
 
 
-def readable_log_ticks(ax: Axes, text) -> None:
+def readable_log_ticks(ax: Axes, text: Callable[[float], str]) -> None:
     """Label a logarithmic y axis with ``text(value)``, at 1, 2, 5 where it spans few decades."""
     from matplotlib.ticker import LogLocator, NullLocator
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from simulator.plots.rows import Row
 from simulator.plots.style import FAINT, MUTED, new_figure, picture_style, series_colour, tint
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from simulator.observe import Observation
 
 SM_PICTURE, GPU_PICTURE = "timeline-sm", "timeline-gpu"
@@ -82,13 +85,13 @@ def sm_rows(observations: Iterable[Observation]) -> list[Row]:
     return rows
 
 
-def plot_sm_timeline(observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None):
+def plot_sm_timeline(observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None) -> tuple[Figure, Any]:
     """One panel an algorithm: lanes of the SM's pipes, then of its warpgroups; ``(figure, axes)``.
 
     A warpgroup has its own strength of the algorithm's colour, in the pipes as in its own lane.
     """
     rows = sm_rows(observations) if rows is None else list(rows)
-    panels: dict[tuple, list[Row]] = {}
+    panels: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         panels.setdefault((row["algorithm"], row["gpu"], row["kernel"]), []).append(row)
     lanes = [len(_lanes(part)) for part in panels.values()]
@@ -114,7 +117,7 @@ def _lanes(rows: list[Row]) -> list[str]:
     return pipes + sorted({row["lane"] for row in rows if row["lane"].startswith("role ")})
 
 
-def _sm_panel(ax, algorithm: str, rows: list[Row]) -> None:
+def _sm_panel(ax: Axes, algorithm: str, rows: list[Row]) -> None:
     lanes = _lanes(rows)
     low, high = rows[0]["window_start"], rows[0]["window_end"]
     roles = sorted({row["role"] for row in rows if not row["role"].endswith("loader")})
@@ -166,7 +169,7 @@ def _role_name(lane: str) -> str:
     return f"{role} of {cta.replace('cta', 'CTA ')}"
 
 
-def _role_look(what: str, face):
+def _role_look(what: str, face: Any) -> tuple[Any, str | None]:
     return {
         "vector work (exp, FP32, ALU)": (face, None),
         "waits for the tensor core": ("#eeeeee", None),
@@ -175,7 +178,7 @@ def _role_look(what: str, face):
     }.get(what, ("white", "xxxx"))
 
 
-def _role_legend(figure) -> None:
+def _role_legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     handles = []
@@ -228,13 +231,15 @@ def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
     return rows
 
 
-def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None):
+def plot_gpu_timeline(
+    observations: Iterable[Observation] = (), rows: Sequence[Row] | None = None
+) -> tuple[Figure, Any]:
     """One panel an algorithm: every CTA on its SM over time, below it the share of slots in use; ``(figure, axes)``.
 
     A slot's CTAs alternate between two strengths of the algorithm's colour. ``axes`` is ``[algorithm, 2]``.
     """
     rows = gpu_rows(observations) if rows is None else list(rows)
-    panels: dict[tuple, list[Row]] = {}
+    panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         panels.setdefault((row["algorithm"], row["gpu"]), []).append(row)
     with picture_style():
@@ -255,7 +260,7 @@ def plot_gpu_timeline(observations: Iterable[Observation] = (), rows: Sequence[R
     return figure, axes
 
 
-def _mark_drains(ax, rows: list[Row], end: float) -> None:
+def _mark_drains(ax: Axes, rows: list[Row], end: float) -> None:
     """Hatch the time between a launch's last CTA and its end, where written bytes still leave for HBM."""
     last: dict[int, tuple[float, float]] = {}
     for row in rows:
@@ -273,7 +278,7 @@ def _kernels(rows: list[Row]) -> str:
     return names[0] if len(names) == 1 else f"{len({row['kernel_index'] for row in rows})} kernels"
 
 
-def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
+def _gpu_panel(ax: Axes, algorithm: str, rows: list[Row]) -> None:
     from matplotlib.collections import PolyCollection
 
     colour = series_colour(algorithm)
@@ -282,11 +287,11 @@ def _gpu_panel(ax, algorithm: str, rows: list[Row]) -> None:
     used: dict[int, int] = {}
     for row in rows:
         used[row["kernel_index"]] = max(used.get(row["kernel_index"], 1), row["slot"] // row["num_sms"] + 1)
-    order: dict[tuple, int] = {}
+    order: dict[int, int] = {}
     polygons, faces = [], []
     for row in sorted(rows, key=lambda r: (r["start_us"], r["cta"])):
-        turn = order.get((row["slot"],), 0)
-        order[(row["slot"],)] = turn + 1
+        turn = order.get(row["slot"], 0)
+        order[row["slot"]] = turn + 1
         height = 1.0 / used[row["kernel_index"]]
         bottom = row["sm"] + height * (row["slot"] // row["num_sms"])
         polygons.append(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulator.errors import InputError, unknown
 from simulator.options import RunOptions, comma_list, takes_problem
 from simulator.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    from simulator.plots.rows import Row
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +76,7 @@ def report(
     print(f"wrote {output} ({len(page.encode()) / 1e6:.1f} MB, opens without a network)")
 
 
-def validate(gpus: list[str], files: list[Path] | None, most: int) -> tuple[list[dict], str]:
+def validate(gpus: list[str], files: list[Path] | None, most: int) -> tuple[list[Row], str]:
     """Predicted and measured times of up to ``most`` rows on ``gpus``, evenly taken from ``files`` or shipped data."""
     from simulator.plots.agreement import agreement_rows
     from simulator.validation import compare_with, read_measurements

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import fsum
+from typing import Any
 
 from simulator.comparison import Comparison, Entry
 from simulator.palette import algorithm_colour
@@ -96,6 +97,7 @@ def _entry_rows(entry: Entry, slowest_us: float, width: int) -> str:
 
 def _details(entry: Entry) -> str:
     r = entry.result
+    assert r is not None
     lines = [f"<p>{escape(r.implementation)}; {wait_bar(r.waits)}</p>"]
     labels = ("Launch", "Time", "Work tiles", "Waves", "HBM", "SM↔L2", "Waits for")
     head = "".join(f"<th>{label}</th>" for label in labels)
@@ -163,9 +165,9 @@ def quantity_text(value: float, unit: str) -> str:
     return f"{text} {unit}".strip()
 
 
-def errors_table(rows: Sequence[dict]) -> str:
+def errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Mean, median, largest and signed error of time by GPU, algorithm and regime."""
-    groups: dict[tuple, list[float]] = {}
+    groups: dict[tuple[str, str, str], list[float]] = {}
     for row in rows:
         groups.setdefault((row["gpu"], row["algorithm"], row["regime"]), []).append(row["error"])
     labels = ("GPU", "Algorithm", "Regime", "n", "Mean |error|", "Median |error|", "Largest", "Signed mean")

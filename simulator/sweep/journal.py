@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from simulator.errors import InputError
 
@@ -109,7 +109,7 @@ class Journal:
         self.stale = header.get("code") != self.header["code"]
 
 
-def _opened(path: Path):
+def _opened(path: Path) -> IO[bytes]:
     try:
         # never truncated by opening: two processes may open it, only one gets the lock
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
