@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,6 +14,10 @@ from simulator.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas
+
+    from simulator.calibration import Fitted, StageResult
+    from simulator.physics import Physics
+    from simulator.profile import Profile
 
 #: Sides of a split: families that a fit may use, and families that only judge it.
 SIDES = ("calibrate", "judge")
@@ -78,7 +83,7 @@ def register(app: typer.Typer) -> None:
                 hint = did_you_mean(wanted, names)
                 raise InputError(f"--stage: {wanted!r} is unknown; {hint}stages are {', '.join(names)}")
         stages = [s for s in STAGES if not stage or s.name in stage]
-        records = frame.to_dict("records")
+        records = cast("list[dict[str, str]]", frame.to_dict("records"))
         if not any(usable_rows(records, s, profile) for s in stages):
             wanted = "times or counters ('measured_*') of a modelled kernel, and a 'family' that a stage fits"
             raise InputError(f"{', '.join(map(str, data))}: no row that a stage can use; give rows with {wanted}")
@@ -103,7 +108,14 @@ def register(app: typer.Typer) -> None:
         typer.echo(f"written to {profile.path}")
 
 
-def calibration_section(profile, physics, fitted, results, digest: str, files: list[str]) -> dict:
+def calibration_section(
+    profile: Profile,
+    physics: Physics,
+    fitted: Sequence[Fitted],
+    results: Sequence[StageResult],
+    digest: str,
+    files: list[str],
+) -> dict[str, Any]:
     """The ``calibration`` section: every parameter with unit, bounds and what identified it; data and residuals."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -145,7 +157,7 @@ def calibration_section(profile, physics, fitted, results, digest: str, files: l
     return {"parameters": parameters, "provenance": provenance}
 
 
-def _print(fitted, results) -> None:
+def _print(fitted: Sequence[Fitted], results: Sequence[StageResult]) -> None:
     from rich.console import Console
     from rich.markup import escape
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from pathlib import Path
@@ -20,6 +20,7 @@ from algorithms import build_program
 from simulator.errors import InputError
 from simulator.physics import Physics
 from simulator.predict import Case, parse_case
+from simulator.problem import AttentionProblem
 from simulator.profile import Profile
 from simulator.result import Result
 
@@ -216,7 +217,8 @@ def _sigmas(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
     n, k = jacobian.shape
     variance = float((residuals**2).sum()) / max(1, n - k)
     normal = jacobian.T @ jacobian + 1e-9 * np.eye(k)
-    return np.sqrt(np.clip(np.diag(np.linalg.inv(normal)) * variance, 0, None))
+    sigmas: np.ndarray = np.sqrt(np.clip(np.diag(np.linalg.inv(normal)) * variance, 0, None))
+    return sigmas
 
 
 def calibrate(
@@ -241,7 +243,9 @@ def calibrate(
     return physics, fitted, results
 
 
-def residual_cases(rows: Sequence[Mapping[str, str]], profile: Profile, physics: Physics):
+def residual_cases(
+    rows: Sequence[Mapping[str, str]], profile: Profile, physics: Physics
+) -> Iterator[tuple[str, AttentionProblem, float, float, str]]:
     """(algorithm, problem, predicted µs, measured µs, family) of every row that can be simulated."""
     everything = Stage("residuals", (), lambda row: (row.get("timing") or "kernel") != "eager", "time", "", 10**9)
     for row in usable_rows(rows, everything, profile):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from simulator.calibration import Stage
 
+#: Whether a stage is fitted to a row.
+Select = Callable[[Mapping[str, str]], bool]
 #: Parameters fixed by microbenchmarks (hardware_profiles/measurements/h200_sxm/micro_run1.csv) rather than by a fit.
 FIXED_BY_MICROBENCHMARK = {
     "exp_efficiency": "pipe_softmax_like: 15.6 of 16 elements a cycle with several warps",
@@ -23,7 +25,7 @@ FIXED_BY_MICROBENCHMARK = {
 }
 
 
-def _family(pattern: str, algorithms: str = "", passes: str = "fwd"):
+def _family(pattern: str, algorithms: str = "", passes: str = "fwd") -> Select:
     families, wanted = re.compile(pattern), set(filter(None, algorithms.split()))
 
     def select(row: Mapping[str, str]) -> bool:
@@ -37,7 +39,7 @@ def _family(pattern: str, algorithms: str = "", passes: str = "fwd"):
     return select
 
 
-def _shorter_than(microseconds: float, rows):
+def _shorter_than(microseconds: float, rows: Select) -> Select:
     def select(row: Mapping[str, str]) -> bool:
         return rows(row) and float(row.get("measured_time_us") or "inf") < microseconds
 

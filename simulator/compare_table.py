@@ -61,9 +61,9 @@ def _roofline_text(profile: Profile, problem: AttentionProblem) -> str:
 
 
 def _print_times(console: Console, entries: list[Entry]) -> None:
-    heads = ("algorithm", "time", "TFLOP\n/s", "% of\npeak", "peak\nTFLOP/s", "limiter", "speed-\nup")
-    heads = (*heads, "mat-\nmul\nFLOP", "exp\nops", "other\nops")
-    rows = []
+    results = ("algorithm", "time", "TFLOP\n/s", "% of\npeak", "peak\nTFLOP/s", "limiter", "speed-\nup")
+    heads = (*results, "mat-\nmul\nFLOP", "exp\nops", "other\nops")
+    rows: list[tuple[str, ...]] = []
     for entry in entries:
         r, row = entry.result, entry.row()
         if r is None:

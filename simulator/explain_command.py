@@ -55,7 +55,9 @@ def explain(
     measured_us = _measured_us(time_us, tflops, problem)
     call = framework_call(framework, framework_version)
     if algorithm == AUTO:
-        picked = pick(call or framework_call(DEFAULT_FRAMEWORK), problem, profile)
+        default = call or framework_call(DEFAULT_FRAMEWORK)
+        assert default is not None
+        picked = pick(default, problem, profile)
         name, implementation, problem = picked.algorithm, picked.implementation, picked.problem
     else:
         name, implementation = parse_algorithm(algorithm or fastest_algorithm(problem, profile))
@@ -68,10 +70,10 @@ def explain(
 
 
 def _measured_us(time_us: float | None, tflops: float | None, problem: AttentionProblem) -> float:
-    if (time_us is None) == (tflops is None):
-        raise InputError("--time-us: give the measured time, or --tflops, and not both")
-    if time_us is not None:
+    if time_us is not None and tflops is None:
         return time_us
+    if tflops is None or time_us is not None:
+        raise InputError("--time-us: give the measured time, or --tflops, and not both")
     if not tflops > 0:
         raise InputError(f"--tflops: {tflops:g} is no rate; give TFLOP/s, such as 600")
     return problem.flops() / (tflops * 1e12) * 1e6
@@ -99,6 +101,8 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
         amount = f"{scaled(bound.amount, unit)} at {scaled(bound.rate_per_s, unit + '/s')}"
         line = f"at least {time_text(bound.time_us)} in {bound.resource} ({amount}): {state}"
         print_labelled(console, "Limit", line, "red" if bound in d.violated else "")
+    rows: list[tuple[str, ...]]
+    headings: tuple[str, ...]
     if d.suspicions:
         rows = [("fits" if s.fits else "does not", escape(s.name), escape(s.text)) for s in d.suspicions]
         headings = ("fits", "broken how", "the arithmetic")

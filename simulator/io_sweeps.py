@@ -14,6 +14,8 @@ from simulator.profile import Profile
 AGAINST = ("seqlen", "sram", "l2")
 #: The algorithm whose blocks follow the size of the SRAM; the others' tiles are fixed in their kernels.
 SRAM_ALGORITHMS = ("fa1:flash_attn_1_sram",)
+#: Where on the axis, the run there, further columns of its row.
+_Point = tuple[float, plot_runs.Run, dict[str, Any]]
 
 
 def sweep(
@@ -40,7 +42,15 @@ def sweep(
     return rows, runs
 
 
-def _series(against, problem, profile, algorithms, values, conditions, hypothetical) -> list[tuple]:
+def _series(
+    against: str,
+    problem: AttentionProblem,
+    profile: Profile,
+    algorithms: Sequence[str],
+    values: Sequence[float] | None,
+    conditions: RunOptions,
+    hypothetical: bool,
+) -> list[_Point]:
     if against == "seqlen":
         lengths = [int(value) for value in values] if values else list(plot_runs.SEQLENS)
         found = plot_runs.seqlen_runs(problem, [profile], algorithms, conditions, lengths, None, hypothetical)
@@ -50,11 +60,11 @@ def _series(against, problem, profile, algorithms, values, conditions, hypotheti
         values = [round(profile.l2_bytes * factor / 1e6, 1) for factor in plot_runs.L2_FACTORS]
     points = [value * unit for value in values or plot_runs.SRAM_KIB]
     changed = plot_runs.changed_runs(key, points, problem, profile, algorithms, conditions)
-    series = [(value / unit, run, {}) for value, run in changed]
+    series: list[_Point] = [(value / unit, run, {}) for value, run in changed]
     return _with_guide(series) if against == "sram" else series
 
 
-def _with_guide(series: list[tuple]) -> list[tuple]:
+def _with_guide(series: list[_Point]) -> list[_Point]:
     """Add FlashAttention-1's Θ(N²d²/M), scaled to the bytes of its first point."""
     scale, found = None, []
     for x, run, more in series:

@@ -74,7 +74,9 @@ class Crossing:
         return self.prefill.time_us / self.decode.time_us
 
 
-def intensities(model: TransformerModel, simulator: Simulator, context: int, batches: tuple[int, ...]):
+def intensities(
+    model: TransformerModel, simulator: Simulator, context: int, batches: tuple[int, ...]
+) -> list[Intensity]:
     """:class:`Intensity` by batch: exact counts of FLOPs and compulsory bytes, no simulation."""
     size = DTYPE_BYTES[simulator.dtype]
     weights = read_weights(model)
@@ -109,7 +111,9 @@ def group_intensities(model: TransformerModel, simulator: Simulator, batch: int,
     return out
 
 
-def split_gains(model: TransformerModel, simulator: Simulator, context: int, batches: tuple[int, ...]):
+def split_gains(
+    model: TransformerModel, simulator: Simulator, context: int, batches: tuple[int, ...]
+) -> list[SplitGain]:
     """:class:`SplitGain` by batch: FlashDecoding's kernel with one split and with its own choice of splits."""
     out = []
     for batch in batches:

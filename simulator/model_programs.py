@@ -8,7 +8,9 @@ residual additions, the loss and the optimiser are the specs of :mod:`simulator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from algorithms import algorithm_module, default_implementation
 from algorithms.common import ceil_div
@@ -131,15 +133,16 @@ def attention_backward(t: Training, gpu: Profile) -> list[Work]:
     return _attention(t, gpu, "backward", "bwd", t.style.standard_backward)
 
 
-def _attention(t: Training, gpu: Profile, phase: str, pass_: str, around) -> list[Work]:
+def _attention(
+    t: Training, gpu: Profile, phase: str, pass_: str, around: Callable[[Shape], list[Op]] | None
+) -> list[Work]:
     s = t.shape
     problem = attention_problem(s, t.attention, gpu, t.dtype, pass_)
     if t.attention != "standard":
         return [Work(t.attention, "attention", phase, AttentionCall(t.attention, problem))]
     problem = problem.with_(dropout=0.0)
-    products_only = around is not None
-    call = Work("standard", "attention", phase, AttentionCall("standard", problem, products_only))
-    if products_only:
+    call = Work("standard", "attention", phase, AttentionCall("standard", problem, around is not None))
+    if around is not None:
         return [call, *_works(around(s), phase)]
     reads = [H] if phase == "forward" else [H, 1.0]
     writes = [H, 1.0] if phase == "forward" else [H]
@@ -151,8 +154,9 @@ def layer_backward(t: Training, gpu: Profile) -> list[Work]:
     """The kernels of one layer's backward pass: two products by linear layer, attention, and the rest."""
     s, works = t.shape, []
     for linear in s.model.layer_linears():
-        epilogue = {"aux_reads": H, "activation": True} if linear.name == "ffn_out" and _fused_gelu(t) else {}
-        data = Gemm(s.tokens, linear.in_features, linear.out_features, "", **epilogue)
+        fused = linear.name == "ffn_out" and bool(_fused_gelu(t))
+        data = Gemm(s.tokens, linear.in_features, linear.out_features, "")
+        data = replace(data, aux_reads=H, activation=True) if fused else data
         works.append(_product(f"{linear.name} dX", "backward", data))
         works.append(_product(f"{linear.name} dW", "backward", _weight_gradient(linear, s.tokens)))
     return works + _works(t.style.backward(s), "backward") + attention_backward(t, gpu)
@@ -250,7 +254,7 @@ def _inference_works(m: TransformerModel, tokens: int, sequences: int, attention
     return works
 
 
-def _fused_gelu(t: Training, linear: Linear | None = None) -> dict:
+def _fused_gelu(t: Training, linear: Linear | None = None) -> dict[str, Any]:
     """The epilogue of the first feed-forward product with bias and GELU fused into it: it also stores its input."""
     fused = t.style.name == "fused" and t.shape.model.ffn_kind == "gelu"
     if not fused or (linear is not None and linear.name != "ffn_in"):

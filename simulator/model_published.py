@@ -106,7 +106,7 @@ class Predictor:
     def __init__(self, gpus: dict[str, Profile] | None = None) -> None:
         self._gpus = gpus or {}
         self._simulators: dict[tuple[str, str], Simulator] = {}
-        self._runs: dict[tuple, ModelRun] = {}
+        self._runs: dict[tuple[object, ...], ModelRun] = {}
 
     def simulator(self, gpu: str, dtype: str) -> Simulator:
         """The simulator of ``gpu`` for ``dtype``."""
@@ -189,7 +189,8 @@ def published_rows(models: Iterable[str] | None = None) -> list[dict[str, str]]:
 def predict_published(rows: list[dict[str, str]], predictor: Predictor | None = None) -> list[Row]:
     """A prediction for each row, in order."""
     predictor = predictor or Predictor()
-    out, first = [], {}
+    out: list[Row] = []
+    first: dict[tuple[str, ...], tuple[float, float]] = {}
     for row in rows:
         run = predictor.run(row)
         style = "mlperf" if row["model"].startswith("bert") else run.style

@@ -123,7 +123,7 @@ def print_decode(
     group: int,
 ) -> None:
     """Why a faster attention kernel does little for decoding, and what does something."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             str(i.batch),
             three_digits(i.linear),

@@ -9,6 +9,7 @@ Products and softmaxes of very many equal waves are extended from two shorter on
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from algorithms import build_program
 from algorithms.common import ceil_div
@@ -81,9 +82,12 @@ class Simulator:
                 self._known[key] = self._simulate(self._program(spec), budget, clock_hz)
             else:
                 name, short, choice = parts
-                specs = [replace(spec, **{name: n}) for n in (short, 2 * short)]
-                times = [self._simulate(self._program(s, choice), EVENT_BUDGET, clock_hz) for s in specs]
-                self._known[key] = _extended(*times, getattr(spec, name) / short - 2.0)
+                lengths: list[dict[str, Any]] = [{name: short}, {name: 2 * short}]
+                once, twice = (
+                    self._simulate(self._program(replace(spec, **length), choice), EVENT_BUDGET, clock_hz)
+                    for length in lengths
+                )
+                self._known[key] = _extended(once, twice, getattr(spec, name) / short - 2.0)
         return self._known[key]
 
     def _simulate(self, program: Program, budget: int, clock_hz: float | None) -> KernelTime:
@@ -150,7 +154,8 @@ def _extended(short: KernelTime, longer: KernelTime, steps: float) -> KernelTime
     """``longer`` with ``steps`` more of what it has beyond ``short``."""
 
     def more(name: str) -> float:
-        a, b = getattr(short, name), getattr(longer, name)
+        a: float = getattr(short, name)
+        b: float = getattr(longer, name)
         return b + steps * (b - a)
 
     return KernelTime(

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simulator.errors import InputError, unknown
 from simulator.options import RunOptions, comma_list, takes_problem, whole_number
 from simulator.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from simulator.observe import Observation
+    from simulator.plot_runs import Run
+    from simulator.plots.rows import Row
+    from simulator.profile import Profile
+    from simulator.result import Result
 
 _Gpu = Annotated[str, typer.Option("--gpu", help="GPUs, with commas: names of 'iosim gpus' or YAML files.")]
 _Algorithm = Annotated[str | None, typer.Option("--algorithm", help="Algorithms, with commas (default: all).")]
@@ -61,7 +70,7 @@ def roofline(
 
     plot = _prepare(plot, "roofline.png", json_file)
 
-    def shown(results: list) -> list:
+    def shown(results: list[Result]) -> list[Row]:
         from simulator.plots.measured import measured_points
 
         measured = measured_points(data, results) if data is not None else []
@@ -104,8 +113,10 @@ def io(
     if json_file is not None:
         raise InputError("--json: a sweep is saved by the CSV beside its picture; leave --json out")
     plot = _prepare(plot, f"io-{against}.png")
-    rows = _saved_rows(source, f"io-{against}", only_csv=True)
-    if rows is None:
+    saved = _saved_rows(source, f"io-{against}", only_csv=True)
+    if saved is not None:
+        rows = saved
+    else:
         profiles = [conditions.profile(name) for name in comma_list(gpu, "--gpu")]
         plain = against == "sram" and algorithm is None
         algorithms = list(SRAM_ALGORITHMS) if plain else _algorithms(algorithm)
@@ -200,7 +211,7 @@ def observations(
     algorithm: str,
     kernel: str | None = None,
     hypothetical: bool = False,
-) -> list:
+) -> list[Observation]:
     """Recorded runs of each algorithm on each GPU; what cannot run is told on stderr."""
     from simulator.comparison import asked_of, parse_algorithm
     from simulator.observe import Call, observe_each
@@ -240,8 +251,8 @@ def _numbers(text: str | None, option: str = "--values") -> list[float] | None:
 
 
 def _rows(
-    picture: str, shown: Callable[[list], list], source: Path | None, json_file: Path | None, *asked
-) -> list[dict]:
+    picture: str, shown: Callable[[list[Any]], list[Row]], source: Path | None, json_file: Path | None, *asked: Any
+) -> list[Row]:
     """What ``picture`` shows: a saved picture's rows, or ``shown`` of saved or (then saved) simulated results."""
     rows = _saved_rows(source, picture)
     if rows is None:
@@ -251,7 +262,14 @@ def _rows(
     return rows
 
 
-def _results(source, problem, gpu, algorithm, conditions, hypothetical) -> list:
+def _results(
+    source: Path | None,
+    problem: AttentionProblem,
+    gpu: str,
+    algorithm: str | None,
+    conditions: RunOptions,
+    hypothetical: bool,
+) -> list[Result]:
     if source is not None:
         from simulator.saved_results import load_results
 
@@ -264,7 +282,7 @@ def _results(source, problem, gpu, algorithm, conditions, hypothetical) -> list:
     return [one.result for one in found if one.result is not None]
 
 
-def _report_skipped(found) -> None:
+def _report_skipped(found: Iterable[Run]) -> None:
     told = set()
     for one in found:
         line = f"iosim: {one.algorithm} on {one.profile.name} left out: {one.error}"
@@ -273,7 +291,7 @@ def _report_skipped(found) -> None:
             print(line, file=sys.stderr)
 
 
-def _profiles_of(results, gpu: str, conditions: RunOptions) -> list:
+def _profiles_of(results: Iterable[Result], gpu: str, conditions: RunOptions) -> list[Profile]:
     """The profiles of the results' GPUs: those given, or shipped ones by name (``h100_sxm[l2_bytes=x2]`` too)."""
     given = {}
     for name in comma_list(gpu, "--gpu"):
@@ -287,7 +305,7 @@ def _profiles_of(results, gpu: str, conditions: RunOptions) -> list:
     return found
 
 
-def _saved_rows(source: Path | None, picture: str, only_csv: bool = False):
+def _saved_rows(source: Path | None, picture: str, only_csv: bool = False) -> list[Row] | None:
     from simulator.plots.rows import read_rows
 
     if source is None or (source.suffix.lower() == ".json" and not only_csv):
@@ -305,7 +323,7 @@ def _prepare(plot: Path | None, default: str, *others: Path | None) -> Path:
     return plot
 
 
-def _save(json_file: Path | None, results) -> None:
+def _save(json_file: Path | None, results: Iterable[Result]) -> None:
     if json_file is not None:
         from simulator.atomic_write import write_text
         from simulator.saved_results import results_json
@@ -314,7 +332,7 @@ def _save(json_file: Path | None, results) -> None:
         print(f"wrote {json_file}")
 
 
-def _write(plot: Path, figure, rows) -> None:
+def _write(plot: Path, figure: Figure, rows: Iterable[Row]) -> None:
     from simulator.atomic_write import write_text
     from simulator.plots.rows import rows_csv
     from simulator.plots.style import save_figure

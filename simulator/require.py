@@ -134,11 +134,12 @@ def required_for_all(goals: Sequence[tuple[Bench, Target]], key: str) -> Answer:
         why = "; ".join(f"{goals[i][1].text}: {answers[i].why}" for i in missing)
         return replace(answers[missing[0]], why=why)
     sign = searches[0].sign
-    strictest = max(range(len(answers)), key=lambda i: answers[i].factor ** sign)
+    efforts = [answer.factor**sign for answer in answers if answer.factor is not None]
+    strictest = max(range(len(answers)), key=lambda i: efforts[i])
     chosen = answers[strictest]
     notes = [f"'{goals[strictest][1].text}' decides", chosen.why]
     for i, search in enumerate(searches):
-        if i != strictest and not search.meets(chosen.factor**sign):
+        if i != strictest and not search.meets(efforts[strictest]):
             notes.append(f"'{goals[i][1].text}' misses there")
     return replace(chosen, why="; ".join(filter(None, notes)))
 
@@ -157,6 +158,12 @@ class _Search:
         except InputError as error:
             self.errors[effort] = str(error)
             return None
+
+    def _known(self, effort: float) -> Result:
+        """:meth:`result` of a design that did run."""
+        found = self.result(effort)
+        assert found is not None
+        return found
 
     def factor(self, effort: float) -> float:
         return actual_factor(self.bench.profile, self.key, effort**self.sign)
@@ -177,11 +184,11 @@ class _Search:
             if self.factor(middle) in (self.factor(low), self.factor(high)):
                 break
             low, high = (low, middle) if self.meets(middle) else (middle, high)
-        there = self.result(high)
+        there = self._known(high)
         why = self.errors.get(low, "") if low is not None else f"even x{self.factor(high):.3g} is enough"
         again = next((rung for rung in rungs[first:] if self.result(rung) is not None and not self.meets(rung)), None)
         if again is not None:
-            beyond = self.result(again)
+            beyond = self._known(again)
             missed = f"{self.target.shown(self.target.value(beyond))}, limited by {beyond.limiter}"
             why = "; ".join(filter(None, [why, f"x{self.factor(again):.3g} misses again ({missed})"]))
         factor = self.factor(high)

@@ -105,7 +105,7 @@ def require(
     _print(goals, now, answers, profile)
     if csv_file is not None:
         _write_csv(csv_file, answers)
-    if axes:
+    if axes and plot is not None:
         _draw(plot, goals[0][0], axes, asked[0], profile)
 
 
@@ -128,7 +128,7 @@ def _print(goals: list[tuple[Bench, Target]], now: list[str], answers: list[Answ
     rows = []
     for answer in answers:
         name, value = PARAMETERS.get(answer.key, answer.key), _quantity(answer.key, answer.today, profile)
-        if answer.factor is None:
+        if answer.factor is None or answer.value is None:
             rows.append((name, value, "not reachable", "", "", answer.limiter))
         else:
             needed = _quantity(answer.key, answer.value, profile)
@@ -158,7 +158,7 @@ def _write_csv(path: Path, answers: list[Answer]) -> None:
     print(f"wrote {path}")
 
 
-def _draw(plot: Path, bench, axes: list[str], target: Target, profile: Profile) -> None:
+def _draw(plot: Path, bench: Bench, axes: list[str], target: Target, profile: Profile) -> None:
     from simulator.atomic_write import write_text
     from simulator.plots.contour import contour_rows, plot_contour
     from simulator.plots.rows import rows_csv

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import fsum
-from typing import Any
+from typing import Any, cast
 
 from simulator.errors import InputError
 from simulator.options import RunOptions
@@ -119,7 +119,7 @@ class Bench:
     profile: Profile
     conditions: RunOptions
     hypothetical: bool = False
-    _seen: dict[tuple, Result | str] = field(default_factory=dict)
+    _seen: dict[tuple[object, ...], Result | str] = field(default_factory=dict)
 
     def result(self, texts: dict[str, str], event_budget: int | None = None) -> Result:
         """With ``--set`` texts applied; :class:`InputError` (also from memory) when that cannot run."""
@@ -242,7 +242,7 @@ def _sensitivity(bench: Bench, key: str, step: float, limits: bool) -> Sensitivi
 def _threshold(base: Result, there: Result) -> str:
     """What makes ``there`` another schedule than ``base``: CTAs an SM or tile; "" when nothing does."""
     if base.attributes.get("tile") != there.attributes.get("tile"):
-        before, after = ("x".join(map(str, r.attributes["tile"])) for r in (base, there))
+        before, after = ("x".join(map(str, cast(Sequence[int], r.attributes["tile"]))) for r in (base, there))
         return f"tile {after} instead of {before}, a threshold"
     for a, b in zip(base.kernels, there.kernels, strict=False):
         if a.ctas_per_sm != b.ctas_per_sm:

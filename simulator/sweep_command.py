@@ -67,7 +67,7 @@ def sweep(
     _summary(done.rows)
 
 
-def _summary(rows: list[dict]) -> None:
+def _summary(rows: list[dict[str, Any]]) -> None:
     """One line an algorithm, and the commonest reasons why points have no result."""
     import re
     from collections import Counter

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from simulator.csv_tables import Table, read_table
 from simulator.errors import InputError
@@ -97,7 +97,9 @@ def _longest(row: Mapping[str, str], name: str, default: int) -> int:
         return default
 
 
-def compare_with(measured, gpu: str | None, jobs: int = 1, on_row=None) -> pandas.DataFrame:
+def compare_with(
+    measured: pandas.DataFrame, gpu: str | None, jobs: int = 1, on_row: Callable[[], object] | None = None
+) -> pandas.DataFrame:
     """Predict every row of ``measured`` and add ``regime`` and signed relative errors.
 
     ``error_time`` is predicted over measured minus one; ``error_hbm`` and ``error_l2_read`` likewise for bytes where
@@ -113,10 +115,10 @@ def compare_with(measured, gpu: str | None, jobs: int = 1, on_row=None) -> panda
     inputs = usable[[c for c in usable.columns if c not in _OUTPUTS]]
     out = predict_frame(inputs, gpu, jobs=jobs, on_row=on_row)
 
-    def number(name: str):
+    def number(name: str) -> pandas.Series[float]:
         return pd.to_numeric(out[name], errors="coerce") if name in out else pd.Series(math.nan, out.index)
 
-    out["regime"] = [regime(row) for _, row in usable.iterrows()]
+    out["regime"] = [regime(cast("Mapping[str, str]", row)) for row in usable.to_dict("records")]
     out["error_time"] = number("time_us") / number("measured_time_us") - 1
     out["error_hbm"] = math.nan
     out["error_l2_read"] = math.nan

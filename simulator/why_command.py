@@ -93,4 +93,3 @@ def print_explanation(console: Console, explanation: Explanation) -> None:
         for kernel in result.kernels
     ]
     print_table(console, ("kernel", "time", "limiter"), kernels)
-

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulator.plots.rows import Row
 from simulator.plots.style import INK, MUTED, new_figure, picture_style, text_colour, time_text, tint
 
 if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from simulator.require import Cell, Target
 
 PICTURE = "require"
@@ -48,7 +53,7 @@ def contour_rows(cells: Iterable[Cell], keys: tuple[str, str], values: Sequence[
     ]
 
 
-def plot_contour(rows: Sequence[Row], gpu: str):
+def plot_contour(rows: Sequence[Row], gpu: str) -> tuple[Figure, Axes]:
     """``(figure, axes)``: lines of equal metric, the target's drawn thick, today's design as a dot."""
     import numpy as np
     from matplotlib.colors import ListedColormap
@@ -94,7 +99,9 @@ def plot_contour(rows: Sequence[Row], gpu: str):
             axis.set_label_text(f"{_name(name)}, times that of {gpu}")
         what = "time" if rows[0]["metric"] == "time" else f"{rows[0]['metric'].upper()} bytes"
         ax.set_title(f"{algorithm}: {what}", loc="left")
-        handles = [Patch(color=tint(LIMITER_COLOURS[name], 0.22), label=f"limited by {name}") for name in limiters]
+        handles: list[Artist] = [
+            Patch(color=tint(LIMITER_COLOURS[name], 0.22), label=f"limited by {name}") for name in limiters
+        ]
         if data.count() < data.size:
             handles.append(Patch(facecolor="white", edgecolor=MUTED, label="cannot run"))
         said = f"target {shown(target)}{met}"
@@ -107,15 +114,17 @@ def plot_contour(rows: Sequence[Row], gpu: str):
 _LABEL_WIDTH, _LABEL_HEIGHT = 0.11, 0.035
 
 
-def _label_places(ax, lines, target) -> list[tuple[float, float]]:
+def _label_places(
+    ax: Axes, lines: Sequence[Sequence[np.ndarray]], target: Sequence[np.ndarray]
+) -> list[tuple[float, float]]:
     """A point on each line for its number: away from the target's line, today's design, other lines and the edges.
 
     ``lines``: by level, its polylines ``[n, 2]`` in data coordinates; ``target``: polylines.
     """
     import numpy as np
 
-    def fractions(points):
-        return ax.transAxes.inverted().transform(ax.transData.transform(points))
+    def fractions(points: Any) -> np.ndarray:
+        return np.asarray(ax.transAxes.inverted().transform(ax.transData.transform(points)))
 
     room = np.array([_LABEL_WIDTH, _LABEL_HEIGHT])
     today = fractions([(1.0, 1.0)]) + np.array([[0.0, 0.0], [0.05, 0.02]])
@@ -143,7 +152,7 @@ def _label_places(ax, lines, target) -> list[tuple[float, float]]:
     return [tuple(ax.transData.inverted().transform(ax.transAxes.transform(place))) for place in places]
 
 
-def _dense(points, steps: int = 12):
+def _dense(points: np.ndarray, steps: int = 12) -> np.ndarray:
     """A polyline with points between its own."""
     import numpy as np
 

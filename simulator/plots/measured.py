@@ -27,7 +27,7 @@ def measured_points(path: Path, results: Iterable[Result]) -> list[Row]:
         raise InputError(f"{path}:1: no column 'measured_time_us'; name a table of measurements")
     found = []
     for number, cells in enumerate(frame.to_dict("records"), 2):
-        row = {name: str(cell).strip() for name, cell in cells.items()}
+        row = {str(name): str(cell).strip() for name, cell in cells.items()}
         try:
             case = parse_case(row, results[0].gpu)
             time_us = float(row["measured_time_us"] or "nan")

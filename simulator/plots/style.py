@@ -191,16 +191,19 @@ def label_in_margin(ax: Axes, labels: Iterable[tuple[float, float, str, str]], h
         )
 
 
-def _dark_enough(colour: str) -> tuple[float, ...]:
+def _dark_enough(colour: str) -> tuple[float, float, float]:
     """``colour`` darkened until it reads as text on white."""
     from matplotlib.colors import to_rgb
 
-    rgb = to_rgb(colour)
-    light = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2]
-    return tuple(part * min(1.0, 0.45 / light) for part in rgb) if light > 0.45 else rgb
+    rgb = red, green, blue = to_rgb(colour)
+    light = 0.299 * red + 0.587 * green + 0.114 * blue
+    if light <= 0.45:
+        return rgb
+    shade = min(1.0, 0.45 / light)
+    return red * shade, green * shade, blue * shade
 
 
-def text_colour(series: str) -> tuple[float, ...]:
+def text_colour(series: str) -> tuple[float, float, float]:
     """The colour of ``series`` for text: dark enough on white."""
     return _dark_enough(series_colour(series))
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from simulator.plots.rows import Row
 from simulator.plots.style import MUTED, new_figure, picture_style, series_colour, time_text, tint
 from simulator.sensitivity import PARAMETERS, Sensitivity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PICTURE = "sensitivity"
 #: Parameters with a smaller effect than this (%) on every algorithm are left out of the picture.
@@ -32,7 +37,7 @@ def tornado_rows(found: Iterable[Sensitivity], gpu: str, step: float) -> list[Ro
     return rows
 
 
-def plot_tornado(rows: Iterable[Row]):
+def plot_tornado(rows: Iterable[Row]) -> tuple[Figure, Axes]:
     """``(figure, axes)``: bars from today's time, the parameter with the most effect at the top; hatched bars are steps
     across a threshold, whiskers the standard error of the slope."""
     rows = list(rows)
@@ -73,7 +78,7 @@ def plot_tornado(rows: Iterable[Row]):
     return figure, ax
 
 
-def _bars(ax, y: float, height: float, row: Row, colour: str, longest: float) -> None:
+def _bars(ax: Axes, y: float, height: float, row: Row, colour: str, longest: float) -> None:
     """Both sides of one parameter for one algorithm; what is longer than ``longest`` is cut and labelled."""
     for side, fill in (("below", tint(colour, 0.4)), ("above", colour)):
         change = row[f"change_{side}_percent"]

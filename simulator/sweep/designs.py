@@ -34,7 +34,7 @@ def points_of(spec: Spec) -> list[Point]:
     """Every point of ``spec``; the algorithms of one design follow each other."""
     designs = _grid(spec.axes) if spec.design == "grid" else _drawn(spec)
     gpu = next(iter(spec.profiles))
-    found = []
+    found: list[Point] = []
     for values in designs:
         by_kind: dict[str, dict[str, str]] = {"gpu": {"gpu": gpu}, "hardware": {}, "problem": {}}
         for axis, value in zip(spec.axes, values, strict=True):

@@ -12,6 +12,7 @@ from simulator.overrides import apply_overrides
 from simulator.predict import OUTPUT_COLUMNS, Case, parse_case
 from simulator.profile import Profile, key_of
 from simulator.quantities import parse_quantity
+from simulator.result import Result
 from simulator.sweep.designs import Point
 from simulator.sweep.spec import PROBLEM_COLUMNS, Spec
 
@@ -95,10 +96,11 @@ def evaluate(point: Point, settings: Settings) -> dict[str, Any]:
         case = parse_case(cells | {"algorithm": algorithm, "implementation": implementation, "gpu": point.gpu})
         row |= case_cells(case)
         result = _simulated(case, profile, point.hardware, settings)
-        tile = result.attributes.get("tile") or result.attributes.get("backward_tile")
+        attributes: Mapping[str, Any] = result.attributes
+        tile = attributes.get("tile") or attributes.get("backward_tile")
         row |= result.row()
         # products of unfused attention have one each, where they were chosen
-        chosen = ",".join(f"{part}={choice}" for part, choice in result.attributes.get("tiles", {}).items())
+        chosen = ",".join(f"{part}={choice}" for part, choice in attributes.get("tiles", {}).items())
         row |= {"implementation": result.implementation, "tile": "x".join(map(str, tile)) if tile else chosen}
         lines = [f"hypothetical: {line}" for line in result.substitutions]
         row["warnings"] = "; ".join([*filter(None, [row["warnings"]]), *lines])
@@ -110,10 +112,10 @@ def evaluate(point: Point, settings: Settings) -> dict[str, Any]:
     return row
 
 
-def _simulated(case: Case, base: Profile, hardware: tuple[tuple[str, str], ...], settings: Settings):
+def _simulated(case: Case, base: Profile, hardware: tuple[tuple[str, str], ...], settings: Settings) -> Result:
     from simulator import simulate
 
-    return simulate(
+    result: Result = simulate(
         case.algorithm,
         case.problem,
         _changed(base, hardware),
@@ -123,6 +125,7 @@ def _simulated(case: Case, base: Profile, hardware: tuple[tuple[str, str], ...],
         event_budget=settings.event_budget,
         **case.conditions.arguments(),
     )
+    return result
 
 
 @lru_cache(maxsize=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from simulator.sweep.journal import Journal
 from simulator.sweep.output import check_output, write_rows
 from simulator.sweep.points import Settings, evaluate_batch, hardware_column, hardware_number
 from simulator.sweep.spec import Spec
-from simulator.sweep.workers import DaskWorkers, LocalWorkers, Workers, cores
+from simulator.sweep.workers import DaskWorkers, LocalWorkers, Rows, Workers, cores
 
 #: Seconds of work in a batch: what a kill can cost, against what handing over costs.
 _BATCH_S = 1.0
@@ -78,7 +78,7 @@ def run_sweep(
     return Sweep(rows, len(rows) - found, found, time.monotonic() - began, stale)
 
 
-def _likeness(point: Point) -> tuple:
+def _likeness(point: Point) -> tuple[object, ...]:
     """Order of simulation: points that share an SM's timing one after another."""
     of_sm = tuple(item for item in point.hardware if item[0].startswith(_SM_KEYS))
     shape = tuple(item for item in point.case if item[0] in ("head_dim", "causal", "dtype", "pass"))
@@ -88,7 +88,7 @@ def _likeness(point: Point) -> tuple:
 def _run(
     left: deque[Point], settings: Settings, workers: Workers, journal: Journal, told: Callable[[int], object]
 ) -> None:
-    running: dict[Future, tuple[list[Point], float]] = {}
+    running: dict[Rows, tuple[list[Point], float]] = {}
     tries: dict[int, int] = {}
     size = 1
     while left or running:
@@ -123,7 +123,9 @@ def _next_size(size: int, points: int, seconds: float) -> int:
     return max(1, min(wanted, 2 * size, 200))
 
 
-def _given_up(batch: list[Point], tries: dict[int, int], left: deque[Point], settings: Settings) -> list[dict]:
+def _given_up(
+    batch: list[Point], tries: dict[int, int], left: deque[Point], settings: Settings
+) -> list[dict[str, Any]]:
     """Put a lost batch back; rows of the points that have been lost too often."""
     rows = []
     for point in batch:

@@ -118,7 +118,7 @@ def _at(path: str, node: yaml.Node) -> str:
 def _text(node: yaml.Node, path: str, key: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
         fail(_at(path, node), key, "not a single value", f"write '{key}: value'")
-    return node.value.strip()
+    return str(node.value).strip()
 
 
 def _texts(node: yaml.Node, path: str, key: str) -> list[str]:

@@ -10,12 +10,14 @@ from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from multiprocessing.connection import wait as wait_for_handles
-from typing import Protocol
+from typing import Any, Protocol
 
 from simulator.errors import InputError
 from simulator.sweep.designs import Point
 from simulator.sweep.points import Settings, evaluate_batch
 
+#: The rows of a batch of points, some time later.
+Rows = Future[list[dict[str, Any]]]
 #: How long to wait for a Dask scheduler to answer, and for its first worker.
 _SCHEDULER_TIMEOUT_S = 20
 
@@ -30,7 +32,7 @@ class Workers(Protocol):
     def count(self) -> int:
         """Batches that run at the same time."""
 
-    def submit(self, points: list[Point], settings: Settings) -> Future:
+    def submit(self, points: list[Point], settings: Settings) -> Rows:
         """A future of the rows of ``points``."""
 
     def died(self, error: BaseException) -> bool:
@@ -56,7 +58,7 @@ class LocalWorkers:
         """Processes."""
         return self._jobs
 
-    def submit(self, points: list[Point], settings: Settings) -> Future:
+    def submit(self, points: list[Point], settings: Settings) -> Rows:
         """A future of the rows; a broken pool is replaced first."""
         for _ in range(2):
             if self._pool is None:
@@ -84,12 +86,12 @@ def _end_with_parent() -> None:
     """Workers of a sweep that is killed must not stay: they would wait for work for ever."""
     parent = multiprocessing.parent_process()
 
-    def watch() -> None:
-        wait_for_handles([parent.sentinel])
+    def watch(sentinel: int) -> None:
+        wait_for_handles([sentinel])
         os._exit(1)
 
     if parent is not None:
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
 
 
 class DaskWorkers:
@@ -104,7 +106,9 @@ class DaskWorkers:
             raise InputError(f"--scheduler: {address!r} is no address; write tcp://host:8786")
         self._address = address
         try:
-            self._client = distributed.Client(address, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
+            # Dask has no annotations
+            connect: Any = distributed.Client
+            self._client = connect(address, timeout=_SCHEDULER_TIMEOUT_S, set_as_default=False)
             self._client.wait_for_workers(1, timeout=_SCHEDULER_TIMEOUT_S)
         except (OSError, TimeoutError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -116,11 +120,13 @@ class DaskWorkers:
 
     def count(self) -> int:
         """Threads of the workers that are there now."""
-        return max(1, sum(self._client.nthreads().values()))
+        threads: int = sum(self._client.nthreads().values())
+        return max(1, threads)
 
-    def submit(self, points: list[Point], settings: Settings) -> Future:
+    def submit(self, points: list[Point], settings: Settings) -> Rows:
         """A future of the rows."""
-        return self._executor.submit(evaluate_batch, points, settings)
+        rows: Rows = self._executor.submit(evaluate_batch, points, settings)
+        return rows
 
     def died(self, error: BaseException) -> bool:
         """Dask retries a batch on other workers and gives up after several of them died."""
