@@ -123,6 +123,10 @@ def main(arguments: list[str] | None = None) -> int:
         if getattr(sys, name) is None:
             # closed by the caller (>&-): nobody reads it; open as long as the process lives
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
+            # a file's name may hold bytes that are no text: shown, not a reason to fail after the work
+            stream.reconfigure(errors="backslashreplace")
     if not sys.stdout.isatty():
         # a file or a pipe has no width: rich would take 80 columns and cut tables off there
         os.environ.setdefault("COLUMNS", "140")

@@ -59,4 +59,5 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` compiled as part of the compiled functions that call it: Python cannot call it, and no entry for
     Python has to be made (a third of the time that a first run compiles)."""
     inside: Any = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True, "forceinline": True}
-    return _njit(error_model="numpy", _nrt=False, **inside)(function)
+    fast: Callable[..., Any] = _njit(error_model="numpy", _nrt=False, **inside)(function)
+    return fast

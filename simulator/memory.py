@@ -66,7 +66,7 @@ class L2:
 
     names: list[str]
     shape: np.ndarray
-    cache: tuple[np.ndarray, np.ndarray]
+    cache: tuple[np.ndarray, np.ndarray, np.ndarray]
     counters: np.ndarray
     capacity: int
 
@@ -120,7 +120,8 @@ class L2:
         """Band of reuse distance of every block (of those that hold bytes)."""
         blocks, state, _ = self.cache
         ends = state[FIRST : FIRST + BANDS]
-        return (blocks[:, STAMP, None] < ends).sum(axis=1)
+        band: np.ndarray = (blocks[:, STAMP, None] < ends).sum(axis=1)
+        return band
 
     def warm_up(self, names: Iterable[str]) -> None:
         """Read the named tensors once from end to end, as a previous run would have left them; counters stay zero."""

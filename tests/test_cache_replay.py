@@ -12,7 +12,7 @@ from test_byte_counter import CASES, GPU, built
 
 from simulator import replay
 from simulator.device import run_kernel
-from simulator.l2_blocks import HBM_READ, HBM_WRITE, READ, WRITE
+from simulator.l2_blocks import HBM_READ, HBM_WRITE, READ, WRITE, access_tile
 from simulator.memory import L2, WAYS
 from simulator.physics import Physics
 from simulator.problem import DTYPE_BYTES
@@ -72,16 +72,18 @@ class Exact:
 def model_and_trace(program, capacity: int, ways: int | None, monkeypatch) -> tuple[L2, list[tuple]]:
     """The model's cache after the call, and what was touched."""
     trace = []
-    touch = replay.access_tile
 
     def recorded(*arguments):
         trace.append(tuple(int(x) for x in arguments[:7]))
-        return touch(*arguments)
+        return access_tile(*arguments)
 
     l2 = L2.of(program.tensors(), capacity, ways=ways)
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "access_tile", recorded)
-        patch.setattr(replay, "replay", replay.replay.py_func)
+        # the engine's own Python, so that what it calls can be replaced
+        for name, function in list(vars(replay).items()):
+            if hasattr(function, "py_func"):
+                patch.setattr(replay, name, function.py_func)
+        patch.setattr(replay, "visit_tile", recorded)
         for kernel in program.kernels:
             run_kernel(kernel, l2, GPU, Physics(), 1.3e9, budget=EVERY_EVENT)
     return l2, trace

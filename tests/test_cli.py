@@ -1,5 +1,6 @@
 """The command line as a whole: its table of commands, its exit codes, one line for every mistake."""
 
+import os
 import subprocess
 import sys
 
@@ -123,3 +124,14 @@ def test_a_link_to_itself_is_replaced_by_the_file(tmp_path):
     write_text(tmp_path / "a.txt", "x")
     assert (tmp_path / "a.txt").read_text() == "x"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_file_name_that_is_no_text_is_shown(tmp_path):
+    """Found at night: the file was written and then its name could not be printed."""
+    command = (
+        f"cd {tmp_path} && {sys.executable} -m simulator.cli io --seqlen 64 --heads 1 --algorithm fa2 -o $'\\xff.png'"
+    )
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=strict)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "wrote \\udcff.png and \\udcff.csv\n"
