@@ -319,8 +319,11 @@ def test_a_warm_l2_reads_no_more_than_a_cold_one(problem):
         cold, warm = (run(algorithm, problem, GPU, clock_mhz=CLOCK_MHZ, l2_state=state) for state in ("cold", "warm"))
         assert warm.hbm_read_bytes <= cold.hbm_read_bytes
         assert warm.l2_read_bytes == cold.l2_read_bytes
-        # earlier data can put warpgroups in step (see MOST_ANOMALIES): 1.4 % was the worst of some hundred problems
-        assert warm.time_us <= 1.03 * cold.time_us
+        # earlier data can put warpgroups in step (see MOST_ANOMALIES): 1.4 % was the worst of some hundred problems.
+        # FA2's causal CTAs are handed out unequal: of a night's problems one run was 4.4 % longer, though
+        # its CTAs were shorter
+        unequal = algorithm == "fa2" and problem.causal
+        assert warm.time_us <= (WORST_ANOMALY if unequal else 1.03) * cold.time_us
 
 
 # Monotonicity --------------------------------------------------------------------------------------------------------
