@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.measure import cuda_sources as sources
 from simulator.measure.cuda_module import CudaModule
-from simulator.measure.timing import Timer, quantile
+from simulator.measure.timing import Launch, Timer, quantile
 
 MIB = 2**20
 
@@ -39,7 +39,7 @@ class Bench:
         self.sink = torch.zeros(16, device="cuda")
         self.cycles = torch.zeros(1 << 16, device="cuda", dtype=torch.int64)
 
-    def buffer(self, size_bytes: int):
+    def buffer(self, size_bytes: int) -> Any:
         """Random int32 buffer of ``size_bytes`` (random data, as attention reads it)."""
         torch = self.torch
         out = torch.empty(size_bytes // 4, device="cuda", dtype=torch.int32)
@@ -47,12 +47,21 @@ class Bench:
             out[start : start + (1 << 28)].random_()
         return out
 
-    def events(self, launch: Callable[[], None], repetitions: int = 7, cold: bool = False) -> list[float]:
+    def events(self, launch: Launch, repetitions: int = 7, cold: bool = False) -> list[float]:
         """Event times in µs after one warm-up."""
         launch()
         return self.timer.time_events(launch, repetitions, cold=cold, hide=True)
 
-    def bandwidth(self, name: str, parameters: str, moved_bytes: float, launch, *, cold=False, repetitions=7) -> Row:
+    def bandwidth(
+        self,
+        name: str,
+        parameters: str,
+        moved_bytes: float,
+        launch: Launch,
+        *,
+        cold: bool = False,
+        repetitions: int = 7,
+    ) -> Row:
         """Row of a bandwidth in GB/s (10⁹ bytes a second of event time)."""
         times = self.events(launch, repetitions, cold)
         clock = self.timer.measure_clock(launch, 2, cold)
@@ -60,7 +69,14 @@ class Bench:
         return Row(name, parameters, "bandwidth", "GB/s", *rates, len(times), clock)
 
     def cycle_rate(
-        self, name: str, parameters: str, work_an_sm: float, launch, ctas: int, unit: str, repetitions=3
+        self,
+        name: str,
+        parameters: str,
+        work_an_sm: float,
+        launch: Launch,
+        ctas: int,
+        unit: str,
+        repetitions: int = 3,
     ) -> Row:
         """Row of work per clock and SM from the CTAs' own cycle counts (the slowest warp of the slowest CTA counts)."""
         launch()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from simulator.measure import cuda_sources as sources
 from simulator.measure.bench import Bench, Row
 from simulator.measure.cuda_module import CudaModule
-from simulator.measure.timing import quantile
+from simulator.measure.timing import Launch, quantile
 
 ROUND_CHAINS = 4 * 8  # elements a thread and trip of the pipe kernels
 
@@ -112,15 +112,18 @@ def gemms(bench: Bench) -> Iterator[Row]:
             launch = lambda a=a, b=b: torch.mm(a, b)  # noqa: E731 - bound per shape
             times = bench.events(launch, 7, cold=True)
             clock = bench.timer.measure_clock(launch, 3, True)
-            rates = [2 * size**3 / t / 1e6 for t in (quantile(times, 0.5), min(times))]
-            yield Row("gemm_short", f"dtype={name};n={size}", "rate", "TFLOP/s", *rates, len(times), clock)
+            rate, best = (2 * size**3 / t / 1e6 for t in (quantile(times, 0.5), min(times)))
+            yield Row("gemm_short", f"dtype={name};n={size}", "rate", "TFLOP/s", rate, best, len(times), clock)
     a, b = (torch.randn(8192, 8192, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device="cuda")
-    launch = lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)  # noqa: E731 - used once
-    times = bench.events(launch, 7, cold=True)
-    clock = bench.timer.measure_clock(launch, 3, True)
-    rates = [2 * 8192**3 / t / 1e6 for t in (quantile(times, 0.5), min(times))]
-    yield Row("gemm_short", "dtype=fp8;n=8192", "rate", "TFLOP/s", *rates, len(times), clock)
+
+    def fp8() -> None:
+        torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+
+    times = bench.events(fp8, 7, cold=True)
+    clock = bench.timer.measure_clock(fp8, 3, True)
+    rate, best = (2 * 8192**3 / t / 1e6 for t in (quantile(times, 0.5), min(times)))
+    yield Row("gemm_short", "dtype=fp8;n=8192", "rate", "TFLOP/s", rate, best, len(times), clock)
 
 
 def launches(bench: Bench) -> Iterator[Row]:
@@ -132,7 +135,7 @@ def launches(bench: Bench) -> Iterator[Row]:
         yield Row("event_pair", "between=nothing", "time", "us", quantile(times, 0.5), min(times), len(times))
         for count in (1, 2, 3, 4, 8, 32, 128):
 
-            def chain(count=count):
+            def chain(count: int = count) -> None:
                 for _ in range(count):
                     empty(1, 32)
 
@@ -166,7 +169,7 @@ def clock_under_load(bench: Bench) -> Iterator[Row]:
     data = bench.buffer(2 << 30)
     exp = CudaModule(sources.pipe_source("ex2"))["pipe"]
     q = torch.randn(4, 16, 4096, 128, device="cuda", dtype=torch.bfloat16)
-    loads = {
+    loads: dict[str, Launch] = {
         "idle": lambda: torch.cuda._sleep(2_000_000),
         "tensor_gemm_bf16": lambda: torch.mm(a, b),
         "memory_read": lambda: bench.memory["read_repeat"](bench.sms * 4, 512, data, data.numel() // 4, 1, bench.sink),
@@ -180,7 +183,7 @@ def clock_under_load(bench: Bench) -> Iterator[Row]:
         for seconds in (0.0, 0.02, 0.2, 1.0):
             count = max(1, int(seconds / duration))
 
-            def burst(count=count, launch=launch):
+            def burst(count: int = count, launch: Launch = launch) -> None:
                 for _ in range(count):
                     launch()
 

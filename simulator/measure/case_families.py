@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from simulator.measure.cases import Case
 
@@ -37,7 +38,7 @@ def case_name(case: Case) -> str:
     return "-".join(parts)
 
 
-def make_case(family: str, algorithm: str, batch: int, heads: int, seqlen_q: int, head_dim: int, **more) -> Case:
+def make_case(family: str, algorithm: str, batch: int, heads: int, seqlen_q: int, head_dim: int, **more: Any) -> Case:
     more.setdefault("kv_heads", heads)
     more.setdefault("seqlen_k", seqlen_q)
     more.setdefault("implementation", IMPLEMENTATION.get(algorithm, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from simulator.measure.case_families import make_case
 from simulator.measure.cases import Case
@@ -91,8 +92,17 @@ def decode() -> Iterator[Case]:
     for short, implementation in two:
 
         def make(
-            family, batch, heads, kv_heads, seqlen_k, head_dim=128, seqlen_q=1, short=short, impl=implementation, **kw
-        ):
+            family: str,
+            batch: int,
+            heads: int,
+            kv_heads: int,
+            seqlen_k: int,
+            head_dim: int = 128,
+            seqlen_q: int = 1,
+            short: str = short,
+            impl: str = implementation,
+            **kw: Any,
+        ) -> Case:
             return make_case(
                 f"decode_{short}_{family}",
                 "flash_decoding",
@@ -135,7 +145,9 @@ def decode() -> Iterator[Case]:
         yield make("warm", 1, 32, 8, 4096, l2_state="warm")
         yield make("eager", 1, 32, 8, 4096, timing="eager")
 
-    def fa3(family, batch, seqlen_k, kv_heads=8, seqlen_q=1, heads=32, **kw):
+    def fa3(
+        family: str, batch: int, seqlen_k: int, kv_heads: int = 8, seqlen_q: int = 1, heads: int = 32, **kw: Any
+    ) -> Case:
         return make_case(
             f"decode_fa3_{family}",
             "flash_decoding",
@@ -186,7 +198,17 @@ def backward() -> Iterator[Case]:
     )
     for algorithm, implementation, timing in kernels:
 
-        def make(family, batch, heads, seqlen, dim, a=algorithm, i=implementation, t=timing, **kw):
+        def make(
+            family: str,
+            batch: int,
+            heads: int,
+            seqlen: int,
+            dim: int,
+            a: str = algorithm,
+            i: str = implementation,
+            t: str = timing,
+            **kw: Any,
+        ) -> Case:
             return make_case(
                 f"bwd_{i}_{family}", a, batch, heads, seqlen, dim, implementation=i, timing=t, pass_="bwd", **kw
             )

@@ -34,9 +34,7 @@ def all_cases() -> list[Case]:
 
 def check_cases() -> list[Case]:
     """Small cases that touch every kernel and option: for comparing each with float32 attention."""
-    small = {"batch": 2, "heads": 4, "kv_heads": 4, "seqlen_q": 300, "seqlen_k": 300}
-    base = Case("", "check", "fa2", "torch_flash", **small)
-    gqa = {"kv_heads": 2}
+    base = Case("", "check", "fa2", "torch_flash", batch=2, heads=4, kv_heads=4, seqlen_q=300, seqlen_k=300)
     variants: list[Case] = []
     for algorithm, implementation in (
         ("standard", "torch_eager"),
@@ -56,7 +54,7 @@ def check_cases() -> list[Case]:
         ("fa3", "flash_attn_3"),
         ("fa3", "cudnn_sm90"),
     ):
-        variants.append(replace(base, algorithm=algorithm, implementation=implementation, causal=True, **gqa))
+        variants.append(replace(base, algorithm=algorithm, implementation=implementation, causal=True, kv_heads=2))
     variants.append(replace(base, num_splits=1, causal=True))
     variants.append(replace(base, window=(64, 0), causal=True))
     variants.append(replace(base, algorithm="fa3", implementation="flash_attn_3", window=(64, 0), causal=True))
@@ -87,7 +85,7 @@ def check_cases() -> list[Case]:
                 replace(base, algorithm=algorithm, implementation=implementation, pass_="bwd", causal=causal)
             )
     variants.append(replace(base, pass_="bwd", deterministic=True, causal=True))
-    variants.append(replace(base, algorithm="fa3", implementation="flash_attn_4_sm90", pass_="bwd", **gqa))
+    variants.append(replace(base, algorithm="fa3", implementation="flash_attn_4_sm90", pass_="bwd", kv_heads=2))
     return [replace(case, case_id=f"{case.implementation}-{case_name(case)}-{case.pass_}") for case in variants]
 
 

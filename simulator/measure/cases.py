@@ -147,10 +147,11 @@ def _fail(where: str, key: str, got: str, want: str) -> InputError:
     return InputError(f"{where}: {key}={got!r} is not valid; expected {want}")
 
 
-def _integer(row: Mapping[str, str], key: str, where: str, *, default: int | None, low: int = 1) -> int | None:
+def _integer(row: Mapping[str, str], key: str, where: str, low: int = 1) -> int | None:
+    """The cell's number, from ``low`` up; ``None`` where it is blank."""
     text = (row.get(key) or "").strip()
     if not text:
-        return default
+        return None
     try:
         value = int(text)
     except ValueError:
@@ -179,9 +180,9 @@ def _choice(row: Mapping[str, str], key: str, where: str, choices: tuple[str, ..
 def parse_row(row: Mapping[str, str], where: str, default_id: str) -> Case:
     """Turn one CSV row into a :class:`Case`; raise :class:`InputError` naming file, line and key when it is wrong."""
     algorithm = _choice(row, "algorithm", where, ALGORITHMS, "")
-    heads = _integer(row, "heads", where, default=1)
-    kv_heads = _integer(row, "kv_heads", where, default=heads)
-    seqlen_q = _integer(row, "seqlen_q", where, default=None)
+    heads = _integer(row, "heads", where) or 1
+    kv_heads = _integer(row, "kv_heads", where) or heads
+    seqlen_q = _integer(row, "seqlen_q", where)
     if seqlen_q is None:
         raise InputError(f"{where}: seqlen_q is missing; expected a number of query tokens")
     if heads % kv_heads:
@@ -205,17 +206,17 @@ def parse_row(row: Mapping[str, str], where: str, default_id: str) -> Case:
         pass_=_choice(row, "pass", where, PASSES, "fwd"),
         dtype=_choice(row, "dtype", where, DTYPES, "bf16"),
         causal=_flag(row, "causal", where),
-        batch=_integer(row, "batch", where, default=1),
+        batch=_integer(row, "batch", where) or 1,
         heads=heads,
         kv_heads=kv_heads,
         seqlen_q=seqlen_q,
-        seqlen_k=_integer(row, "seqlen_k", where, default=seqlen_q),
-        head_dim=_integer(row, "head_dim", where, default=128),
-        head_dim_v=_integer(row, "head_dim_v", where, default=None),
+        seqlen_k=_integer(row, "seqlen_k", where) or seqlen_q,
+        head_dim=_integer(row, "head_dim", where) or 128,
+        head_dim_v=_integer(row, "head_dim_v", where),
         window=window,
-        num_splits=_integer(row, "num_splits", where, default=None),
-        page_size=_integer(row, "page_size", where, default=None),
-        kv_capacity=_integer(row, "kv_capacity", where, default=None),
+        num_splits=_integer(row, "num_splits", where),
+        page_size=_integer(row, "page_size", where),
+        kv_capacity=_integer(row, "kv_capacity", where),
         deterministic=_flag(row, "deterministic", where),
         l2_state=_choice(row, "l2_state", where, L2_STATES, "cold"),
         timing=_choice(row, "timing", where, TIMINGS, "graph"),

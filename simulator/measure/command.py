@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.measure.cases import Case
 
 
 def measure(
@@ -88,10 +91,10 @@ def _required(output: Path | None) -> Path:
     return output
 
 
-def _check(todo) -> None:
+def _check(todo: Iterable[Case]) -> None:
     from simulator.measure import exactness, kernels
 
-    worst: Counter[str] = Counter()
+    worst: dict[str, float] = {}
     for case in todo:
         kernel = kernels.kernel_of(case)
         reason = kernel.needs() or kernel.refuse(case)
@@ -103,7 +106,7 @@ def _check(todo) -> None:
         except Exception as failure:
             typer.echo(f"{case.case_id:40s} FAILED {type(failure).__name__}: {str(failure)[:200]}")
             continue
-        worst[kernel.name] = max(worst[kernel.name], error)
+        worst[kernel.name] = max(worst.get(kernel.name, 0.0), error)
         typer.echo(f"{case.case_id:40s} relative error {error:.2e}")
     for name, error in worst.items():
         typer.echo(f"{name:24s} worst relative error {error:.2e}")

@@ -155,15 +155,17 @@ def summarise(launches: Sequence[dict[str, str]]) -> dict[str, object]:
 
     def total(metric: str, factor: float = 1.0) -> float | None:
         values = [number(row.get(metric, "")) for row in launches]
-        return None if not values or any(value is None for value in values) else factor * sum(values)
+        known = [value for value in values if value is not None]
+        return factor * sum(known) if values and len(known) == len(values) else None
 
     clocks = [
         (number(row.get("sm__cycles_elapsed.avg.per_second", "")), number(row.get("sm__cycles_elapsed.max", "")))
         for row in launches
     ]
     clock = None
-    if clocks and all(rate and cycles for rate, cycles in clocks):
-        clock = sum(cycles for _, cycles in clocks) / sum(cycles / rate for rate, cycles in clocks) / 1e6
+    known = [(rate, cycles) for rate, cycles in clocks if rate and cycles]
+    if clocks and len(known) == len(clocks):
+        clock = sum(cycles for _, cycles in known) / sum(cycles / rate for rate, cycles in known) / 1e6
     integers = {
         "measured_hbm_read_bytes": total("dram__bytes_read.sum"),
         "measured_hbm_write_bytes": total("dram__bytes_write.sum"),
@@ -211,7 +213,9 @@ def run_counters(
             results.append({**case.to_row(), "measured_error": failures[case.case_id]})
         elif by_case.get(case.case_id):
             results.append({**case.to_row(), **summarise(by_case[case.case_id])})
-            for index, row in enumerate(by_case[case.case_id] if launches_file else ()):
+            for index, row in enumerate(by_case[case.case_id]):
+                if launches_file is None:
+                    break
                 launch = {"launch_id": f"{case.case_id}/{index}", "case_id": case.case_id, "launch_index": index}
                 launch |= {
                     "kernel_name": row["Kernel Name"][:160],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+from typing import Any
 
 from simulator.errors import InputError
 
@@ -69,14 +70,14 @@ class CudaFunction:
         self._handle = handle
         self._name = name
 
-    def __call__(self, grid: int, block: int, *arguments: object, shared_bytes: int = 0) -> None:
+    def __call__(self, grid: int, block: int, *arguments: Any, shared_bytes: int = 0) -> None:
         """Launch ``grid`` × ``block`` threads on the current stream with ``shared_bytes`` of dynamic shared memory."""
         import torch
 
         if shared_bytes > _OPT_IN_SHARED_BYTES:
             status = self._driver.cuFuncSetAttribute(self._handle, _MAX_DYNAMIC_SHARED_ATTRIBUTE, int(shared_bytes))
             _check(status, f"{self._name}: {shared_bytes} bytes of shared memory")
-        values: list[ctypes._SimpleCData] = []
+        values: list[ctypes.c_float | ctypes.c_longlong | ctypes.c_void_p] = []
         for argument in arguments:
             if isinstance(argument, float):
                 values.append(ctypes.c_float(argument))

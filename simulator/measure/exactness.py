@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from simulator.measure.cases import Case
 from simulator.measure.kernel_inputs import Prepared
 
 
-def reference_output(case: Case, prepared: Prepared):
+def reference_output(case: Case, prepared: Prepared) -> Any:
     """float32 attention of the prepared inputs, shaped like the kernel's output, and its Q, K, V gradients when
     backward.
     """
@@ -16,7 +17,7 @@ def reference_output(case: Case, prepared: Prepared):
     q, k, v, *rest = prepared.inputs
     group = case.heads // case.kv_heads
 
-    def standard_layout(x, heads):  # to (batch, heads, seqlen, d)
+    def standard_layout(x: Any, heads: int) -> Any:  # to (batch, heads, seqlen, d)
         if x.dim() == 3:
             return x.view(case.batch, heads, *x.shape[1:]).float()
         if case.implementation == "torch_eager":
@@ -41,7 +42,10 @@ def reference_output(case: Case, prepared: Prepared):
         hidden |= column > row + right
     weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), -1).nan_to_num(0.0)
     out = weights @ vf.repeat_interleave(group, 1)
-    back = (lambda x: x.flatten(0, 1)) if q.dim() == 3 else (lambda x: x.transpose(1, 2))
+
+    def back(x: Any) -> Any:  # to the kernel's layout
+        return x.flatten(0, 1) if q.dim() == 3 else x.transpose(1, 2)
+
     if case.pass_ == "fwd":
         return back(out)
     d_out = standard_layout(rest[0], case.heads)

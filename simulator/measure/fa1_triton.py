@@ -10,6 +10,7 @@ query rows, 256 keys (head dim 64) or 128 keys (head dim 128), 4 warps.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 BLOCK_ROWS = 16
 BLOCK_COLUMNS = {64: 256, 128: 128}
@@ -18,7 +19,7 @@ WARPS = 4
 _compiled = None
 
 
-def _kernel():
+def _kernel() -> Any:
     global _compiled
     if _compiled is None:
         from simulator.measure.fa1_kernel import fa1_forward
@@ -27,7 +28,7 @@ def _kernel():
     return _compiled
 
 
-def allocate(q):
+def allocate(q: Any) -> Any:
     """Output and the float32 accumulator and statistics that travel through HBM, for q of (heads, seqlen, d)."""
     import torch
 
@@ -39,7 +40,7 @@ def allocate(q):
     )
 
 
-def forward(q, k, v, causal: bool, scale: float, workspace):
+def forward(q: Any, k: Any, v: Any, causal: bool, scale: float, workspace: Any) -> Any:
     """Attention of (heads, seqlen, d) tensors; ``workspace`` from :func:`allocate`. Returns the output."""
     out, accumulator, statistics = workspace
     heads, seqlen_q, dim = q.shape
@@ -64,7 +65,7 @@ def forward(q, k, v, causal: bool, scale: float, workspace):
     return out
 
 
-def schedule_in_numpy(q, k, v, causal: bool, scale: float, rows: int, columns: int):
+def schedule_in_numpy(q: Any, k: Any, v: Any, causal: bool, scale: float, rows: int, columns: int) -> Any:
     """The same loops in NumPy for one head: q (n, d), k and v (m, d). Returns (output, bytes moved between HBM and the
     SM).
 

@@ -122,8 +122,8 @@ def table_clock() -> pd.DataFrame:
     """SM clock counted during single launches, by kernel and head dim (rows of 0.1 to 5 ms), and in long ones."""
     rows = timed()
     kind = pd.cut(rows.measured_time_us, [0, 50, 5000, 1e7], labels=["<50 us", "0.05-5 ms", ">5 ms"])
-    out = rows.groupby(["implementation", "pass", "head_dim", kind], observed=True).measured_sm_clock_mhz
-    out = out.agg(["size", "min", "median", "max"]).round(0).astype(int).reset_index()
+    clocks = rows.groupby(["implementation", "pass", "head_dim", kind], observed=True).measured_sm_clock_mhz
+    out = pd.DataFrame(clocks.agg(["size", "min", "median", "max"]).round(0).astype(int).reset_index())
     return out[out["size"] >= 3]
 
 
@@ -162,8 +162,9 @@ def table_survivors() -> pd.DataFrame:
     size = pd.cut(
         input_bytes(rows) / 1e6, [0, 10, 30, 60, 150, 1e6], labels=["<10", "10-30", "30-60", "60-150", ">150"]
     )
-    out = missing.groupby([rows.algorithm, size.rename("inputs MB")], observed=True)
-    out = out.agg(rows="size", median_missing_MB="median", max_missing_MB="max").round(2).reset_index()
+    groups = missing.groupby([rows.algorithm, size.rename("inputs MB")], observed=True)
+    found = groups.agg(rows="size", median_missing_MB="median", max_missing_MB="max").round(2).reset_index()
+    out = pd.DataFrame(found)
     share = (missing * 1e6 / input_bytes(rows)).groupby([rows.algorithm, size.rename("inputs MB")], observed=True).max()
     out["max share"] = share.round(3).to_numpy()
     return out
@@ -206,7 +207,8 @@ def table_first_flash() -> pd.DataFrame:
     picked["GB"] = hbm.reindex(picked.index)
     picked = picked[picked.seqlen_q.between(512, 8192)]
     out = picked.pivot_table(index=shapes, columns="algorithm", values=["measured_time_us", "GB"])
-    out.columns = [f"{algorithm} {'us' if 'time' in what else what}" for what, algorithm in out.columns]
+    pairs = out.columns.to_frame().itertuples(index=False)
+    out.columns = [f"{algorithm} {'us' if 'time' in str(what) else what}" for what, algorithm in pairs]
     return out.round(2).reset_index().sort_values(["head_dim", "causal", "seqlen_q"])
 
 
@@ -241,8 +243,8 @@ def table_splits() -> pd.DataFrame:
     rows = timed()
     rows = rows[rows.family == "decode_fa3_splits"]
     out = rows.pivot_table(index=["batch", "seqlen_k"], columns="num_splits", values="measured_time_us").round(1)
-    automatic = timed()
-    automatic = automatic[automatic.family == "decode_fa3_grid"].set_index(["batch", "seqlen_k"]).measured_time_us
+    grid = timed()
+    automatic = grid[grid.family == "decode_fa3_grid"].set_index(["batch", "seqlen_k"]).measured_time_us
     out["auto"] = automatic.reindex(out.index).round(1)
     return out.reset_index()
 
@@ -251,7 +253,7 @@ def table_pages() -> pd.DataFrame:
     """FA3 decode on pages, and the same with a contiguous cache whose length the device knows."""
     rows = timed()
     rows = rows[rows.family.str.startswith("decode_fa3_paged") | (rows.family == "decode_fa3_capacity")]
-    rows = rows.assign(page=rows.page_size.fillna(0).astype(int).replace(0, "contiguous"))
+    rows = rows.assign(page=rows.page_size.fillna(0).astype(int).astype(object).replace(0, "contiguous"))
     out = rows[["batch", "seqlen_q", "seqlen_k", "kv_capacity", "page", "measured_time_us"]].copy()
     size = rows.batch * rows.kv_heads * rows.seqlen_k * 2 * rows.head_dim * 2
     out["KV GB/s"] = (size / rows.measured_time_us / 1e3).round(0)

@@ -20,21 +20,21 @@ class Prepared:
 
     run: Callable[[], Any]
     graph_safe: bool = True
-    inputs: tuple = ()
+    inputs: tuple[Any, ...] = ()
 
 
-def torch_module():
+def torch_module() -> Any:
     """PyTorch, imported on first use."""
     return importlib.import_module("torch")
 
 
-def torch_dtype(case: Case):
+def torch_dtype(case: Case) -> Any:
     """PyTorch's dtype of a case's Q, K and V."""
     torch = torch_module()
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn}[case.dtype]
 
 
-def random_tensor(case: Case, *shape: int):
+def random_tensor(case: Case, *shape: int) -> Any:
     """Random-normal tensor of the case's dtype on the GPU (fp8 is drawn in bf16 and converted)."""
     torch = torch_module()
     if case.dtype == "fp8":
@@ -42,7 +42,7 @@ def random_tensor(case: Case, *shape: int):
     return torch.randn(*shape, device="cuda", dtype=torch_dtype(case))
 
 
-def qkv(case: Case):
+def qkv(case: Case) -> Any:
     """Q, K, V as (batch, seqlen, heads, head_dim)."""
     q = random_tensor(case, case.batch, case.seqlen_q, case.heads, case.head_dim)
     k = random_tensor(case, case.batch, case.seqlen_k, case.kv_heads, case.head_dim)
@@ -52,7 +52,8 @@ def qkv(case: Case):
 
 def softmax_scale(case: Case) -> float:
     """1/√head_dim."""
-    return case.head_dim**-0.5
+    scale: float = case.head_dim**-0.5
+    return scale
 
 
 def window_sides(case: Case) -> tuple[int | None, int | None]:

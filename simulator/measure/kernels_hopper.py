@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from simulator.errors import InputError
 from simulator.measure.cases import Case
@@ -34,7 +35,7 @@ def fa3_prepare(case: Case) -> Prepared:
     window = case.window or (-1, -1)
     splits = 1 if case.num_splits is None else case.num_splits
 
-    def run():
+    def run() -> Any:
         return interface.flash_attn_func(
             q, k, v, softmax_scale=softmax_scale(case), causal=case.causal, window_size=window, num_splits=splits
         )
@@ -66,7 +67,7 @@ def fa3_kvcache_prepare(case: Case) -> Prepared:
     v = random_tensor(case, *shape, case.value_dim)
     window = case.window or (-1, -1)
 
-    def run():
+    def run() -> Any:
         return interface.flash_attn_with_kvcache(
             q,
             k,
@@ -114,7 +115,7 @@ def cudnn_prepare(case: Case) -> Prepared:
     d_out = torch.randn_like(out)
     backward_op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
 
-    def backward():
+    def backward() -> Any:
         grads = backward_op(
             d_out, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, case.causal, scale=scale
         )
@@ -153,7 +154,7 @@ def cute_prepare(case: Case) -> Prepared:
     )
     d_out = torch.randn_like(out)
 
-    def backward():
+    def backward() -> Any:
         return interface._flash_attn_bwd(
             q,
             k,

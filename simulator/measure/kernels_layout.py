@@ -69,8 +69,7 @@ def matmul_prepare(case: Case) -> Prepared:
 
     def forward() -> Any:
         keys, values = (
-            x[:, :, :, None].expand(b, m, kv, group, d).reshape(b, m, kv * group, d).permute(0, 2, 1, 3)
-            for x in (k, v)
+            x[:, :, :, None].expand(b, m, kv, group, d).reshape(b, m, kv * group, d).permute(0, 2, 1, 3) for x in (k, v)
         )
         weights = (torch.matmul(q.permute(0, 2, 1, 3), keys.transpose(-1, -2))).softmax(-1) * scale
         return torch.matmul(weights, values).permute(0, 2, 1, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from simulator.measure.cases import Case
 from simulator.measure.kernel_inputs import (
     Prepared,
@@ -27,13 +29,13 @@ def eager_refuse(case: Case) -> str | None:
     return None
 
 
-def _causal_mask(case: Case):
+def _causal_mask(case: Case) -> Any:
     torch = torch_module()
     mask = torch.full((case.seqlen_q, case.seqlen_k), float("-inf"), device="cuda", dtype=torch_dtype(case))
     return torch.triu(mask, diagonal=1 + case.seqlen_k - case.seqlen_q)
 
 
-def _expand(x, group: int):
+def _expand(x: Any, group: int) -> Any:
     """(batch, kv_heads, seqlen, d) to (batch·heads, seqlen, d), copying K or V to every query head of its group."""
     batch, kv_heads, seqlen, dim = x.shape
     return x.unsqueeze(2).expand(batch, kv_heads, group, seqlen, dim).reshape(batch * kv_heads * group, seqlen, dim)
@@ -50,7 +52,7 @@ def eager_prepare(case: Case) -> Prepared:
     blank = q.new_empty(1, 1, 1)
     scale = softmax_scale(case)
 
-    def forward():
+    def forward() -> Any:
         keys, values = (_expand(k, group), _expand(v, group)) if group > 1 else (k.flatten(0, 1), v.flatten(0, 1))
         scores = torch.baddbmm(blank, q, keys.transpose(1, 2), beta=0, alpha=scale)
         if mask is not None:
@@ -64,7 +66,7 @@ def eager_prepare(case: Case) -> Prepared:
     keys, values = k.flatten(0, 1), v.flatten(0, 1)
     d_out = torch.randn_like(q)
 
-    def backward():
+    def backward() -> Any:
         d_v = torch.bmm(p.transpose(1, 2), d_out)
         d_p = torch.bmm(d_out, values.transpose(1, 2))
         d_s = torch.ops.aten._softmax_backward_data(d_p, p, -1, p.dtype)
@@ -128,7 +130,7 @@ def fa2_prepare(case: Case) -> Prepared:
         d_out = torch.randn_like(out)
         backward_op = torch.ops.aten._flash_attention_backward
 
-        def backward():
+        def backward() -> Any:
             if case.deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
             try:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+from typing import Any
 
 #: What a row asks; every name is also a column.
 ASKED = (
@@ -39,8 +40,11 @@ PLAIN = {
 HEAD_DIMS = (1, 8, 16, 32, 40, 63, 64, 65, 72, 80, 96, 100, 120, 128, 136, 160, 192, 200, 224, 250, 256, 264, 320, 512)
 LENGTHS = (1, 2, 7, 16, 64, 100, 128, 129, 200, 256, 384, 512, 777, 1024)
 
+#: A call of scaled_dot_product_attention: what is varied, by name.
+Call = dict[str, Any]
 
-def draw_cases(count: int, seed: int) -> list[dict]:
+
+def draw_cases(count: int, seed: int) -> list[Call]:
     """``count`` calls: a plain one changed in zero to four random ways, some of which PyTorch refuses."""
     chance = random.Random(seed)
     changes = (
@@ -62,71 +66,71 @@ def draw_cases(count: int, seed: int) -> list[dict]:
     return cases
 
 
-def _heads_grouped(case, chance):
+def _heads_grouped(case: Call, chance: random.Random) -> None:
     case["heads"], case["kv_heads"] = chance.choice(((8, 2), (8, 1), (6, 3), (16, 4)))
     case["enable_gqa"] = 1
 
 
-def _heads_wrong(case, chance):
+def _heads_wrong(case: Call, chance: random.Random) -> None:
     case["heads"], case["kv_heads"], case["enable_gqa"] = chance.choice(((8, 2, 0), (6, 4, 1), (8, 1, 0)))
 
 
-def _head_dim(case, chance):
+def _head_dim(case: Call, chance: random.Random) -> None:
     case["head_dim"] = case["head_dim_v"] = chance.choice(HEAD_DIMS)
 
 
-def _head_dim_v(case, chance):
+def _head_dim_v(case: Call, chance: random.Random) -> None:
     case["head_dim"], case["head_dim_v"] = chance.choice(((192, 128), (64, 128), (128, 64), (96, 100), (64, 512)))
 
 
-def _lengths(case, chance):
+def _lengths(case: Call, chance: random.Random) -> None:
     case["seqlen_q"], case["seqlen_k"] = chance.choice(LENGTHS), chance.choice(LENGTHS)
 
 
-def _queries(case, chance):
+def _queries(case: Call, chance: random.Random) -> None:
     case["seqlen_q"] = chance.choice((1, 1, 4, 128))
 
 
-def _dtype(case, chance):
+def _dtype(case: Call, chance: random.Random) -> None:
     case["dtype"] = chance.choice(("fp32", "fp32", "fp16", "bf16", "fp64"))
 
 
-def _causal(case, chance):
+def _causal(case: Call, chance: random.Random) -> None:
     case["causal"] = 1
 
 
-def _mask(case, chance):
+def _mask(case: Call, chance: random.Random) -> None:
     case["mask"] = chance.choice(("bool2d", "bool4d", "float2d", "float4d", "float3d", "expanded", "broadcast"))
     case["mask_requires_grad"] = int(case["mask"].startswith("float") and chance.random() < 0.3)
 
 
-def _dropout(case, chance):
+def _dropout(case: Call, chance: random.Random) -> None:
     case["dropout"] = chance.choice((0.1, 0.125, 0.25, 0.3))
 
 
-def _grad(case, chance):
+def _grad(case: Call, chance: random.Random) -> None:
     case["requires_grad"] = 1
 
 
-def _stride(case, chance):
+def _stride(case: Call, chance: random.Random) -> None:
     case["last_stride"] = 2
 
 
-def _offset(case, chance):
+def _offset(case: Call, chance: random.Random) -> None:
     case["storage_offset"] = chance.choice((1, 4, 8))
 
 
-def _rank(case, chance):
+def _rank(case: Call, chance: random.Random) -> None:
     case["rank"] = 3
     case["heads"] = case["kv_heads"] = 1
     case["enable_gqa"] = 0
 
 
-def _deterministic(case, chance):
+def _deterministic(case: Call, chance: random.Random) -> None:
     case["deterministic"] = 1
 
 
-def _empty(case, chance):
+def _empty(case: Call, chance: random.Random) -> None:
     case[chance.choice(("seqlen_q", "seqlen_k"))] = 0
 
 
@@ -142,7 +146,7 @@ def backend_of(kernels: list[str]) -> str:
     return "math" if "softmax" in text else "none"
 
 
-def _tensor(torch, case, heads, rows, width):
+def _tensor(torch: Any, case: Call, heads: int, rows: int, width: int) -> Any:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[case["dtype"]]
     step, offset = case["last_stride"], case["storage_offset"]
     elements = case["batch"] * heads * rows * width * step
@@ -152,7 +156,7 @@ def _tensor(torch, case, heads, rows, width):
     return x.detach().requires_grad_(bool(case["requires_grad"]))
 
 
-def _mask_of(torch, case, dtype):
+def _mask_of(torch: Any, case: Call, dtype: Any) -> Any:
     kind, q, k, batch, heads = (case[name] for name in ("mask", "seqlen_q", "seqlen_k", "batch", "heads"))
     if kind == "none":
         return None
@@ -169,7 +173,7 @@ def _mask_of(torch, case, dtype):
     return mask.requires_grad_(bool(case["mask_requires_grad"]))
 
 
-def _kernels(torch, call):
+def _kernels(torch: Any, call: Any) -> Any:
     """Result of ``call`` and the names of the CUDA kernels that it launched, in order, each once."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as recorded:
@@ -181,15 +185,15 @@ def _kernels(torch, call):
     return result, list(dict.fromkeys(names))
 
 
-def _short(names) -> str:
+def _short(names: list[str]) -> str:
     return " | ".join(name.replace("void ", "")[:70] for name in names)[:600]
 
 
-def _first_line(error) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:160]
 
 
-def _may(torch, params, name) -> tuple[int, str]:
+def _may(torch: Any, params: Any, name: str) -> tuple[int, str]:
     """PyTorch's own answer for one backend, and the first reason that it gives for a no."""
     # the reason is a Python warning or a line on stderr, depending on how the binding was built
     with tempfile.TemporaryFile("w+") as lines, warnings.catch_warnings(record=True) as said:
@@ -209,9 +213,9 @@ def _may(torch, params, name) -> tuple[int, str]:
     return int(allowed), " ".join(reason.split())[:200]
 
 
-def probe(torch, case: dict) -> dict:
+def probe(torch: Any, case: Call) -> dict[str, Any]:
     """PyTorch's answers to one call, the kernels that it ran, and the errors it raised."""
-    answer = dict.fromkeys(ANSWERED, "")
+    answer: dict[str, Any] = dict.fromkeys(ANSWERED, "")
     torch.use_deterministic_algorithms(bool(case["deterministic"]))
     try:
         q = _tensor(torch, case, case["heads"], case["seqlen_q"], case["head_dim"])
@@ -240,7 +244,7 @@ def probe(torch, case: dict) -> dict:
     return answer
 
 
-def _write(output: str, cases: list[tuple[int, dict]], seconds: float) -> None:
+def _write(output: str, cases: list[tuple[int, Call]], seconds: float) -> None:
     """Append a row for each case that starts within ``seconds``; ends early where a case broke the CUDA context."""
     import torch
 
@@ -307,7 +311,7 @@ def main() -> None:
             crashed_at = _following(given.output, shadowed) if child.returncode else -1
 
 
-def _record_crash(output: str, shadowed: str, number: int, case: dict) -> None:
+def _record_crash(output: str, shadowed: str, number: int, case: Call) -> None:
     with open(output, "a", newline="") as file:
         row = {"case": number, "cudnn_deprioritized": shadowed, **case, "error": "the process crashed twice"}
         csv.DictWriter(file, COLUMNS, restval="").writerow(row)

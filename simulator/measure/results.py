@@ -9,7 +9,7 @@ import datetime
 import importlib
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from simulator.errors import InputError
@@ -93,7 +93,7 @@ class ResultFile:
             writer.writerows(kept)
         temporary.replace(self.path)
 
-    def append(self, row: dict[str, object]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         """Write one row and flush it to the file; missing columns stay empty."""
         self._writer.writerow({name: format_cell(row.get(name, "")) for name in self.columns})
         self._stream.flush()

@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from simulator.errors import InputError
 from simulator.measure import kernels
@@ -43,7 +44,7 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:160]}" if not isinstance(error, InputError) else str(error)
 
 
-def _fits(case: Case, torch) -> None:
+def _fits(case: Case, torch: Any) -> None:
     if torch.cuda.memory_reserved() > 30e9:  # some launchers exit the process when the driver finds no memory left
         torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
@@ -123,8 +124,8 @@ def run_spans(cases: Sequence[Case], path: str, seed: int, deadline_s: float, ch
                 try:
                     _record_runs(case, timer, runs)
                 except Exception as error:
-                    row = {"row_id": f"{case.case_id}/0", "case_id": case.case_id, "measured_error": _short(error)}
-                    results.append(row)
+                    failed = {"row_id": f"{case.case_id}/0", "case_id": case.case_id, "measured_error": _short(error)}
+                    results.append(failed)
             torch.cuda.synchronize()
         events = [
             (event.start_ns(), event.duration_ns(), event.name())

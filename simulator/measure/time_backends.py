@@ -11,6 +11,7 @@ import argparse
 import csv
 import functools
 import statistics
+from typing import Any
 
 REPETITIONS = 15
 FLUSH_BYTES = 512 << 20
@@ -44,7 +45,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _inputs(torch, shape):
+def _inputs(torch: Any, shape: Any) -> Any:
     batch, heads, kv_heads, queries, keys, width, dtype, _, mask = shape
     kind = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
     rows = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
@@ -58,7 +59,7 @@ def _inputs(torch, shape):
     return q, k, v, given
 
 
-def _median_us(torch, call, flush) -> float:
+def _median_us(torch: Any, call: Any, flush: Any) -> float:
     for _ in range(3):
         call()
     times = []
@@ -71,7 +72,7 @@ def _median_us(torch, call, flush) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def main() -> None:

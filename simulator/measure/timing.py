@@ -12,7 +12,9 @@ boost clock even while the SMs run slower).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.errors import InputError
 from simulator.measure import kernels
@@ -25,6 +27,10 @@ HIDE_LAUNCHES_CYCLES = 4_000_000  # about 2 ms: longer than any case takes to la
 SECONDS_A_CASE = 0.04  # repetitions stop here: longer bursts run into the power cap's slow control loop
 SETTLE_SECONDS = 0.10  # idle before a case, so that the one before it does not lower this one's clock
 MAX_REPETITIONS = 25
+
+
+#: Launches work on the current stream; called without arguments (it may have defaults).
+Launch = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class Board:
     """Power and temperature of GPU 0 through NVML; every reading is None when nvidia-ml-py or NVML is missing."""
 
     def __init__(self) -> None:
-        self._nvml = self._handle = None
+        self._nvml: Any = None
+        self._handle: Any = None
         try:
             import pynvml
 
@@ -122,7 +129,7 @@ class Timer:
         ]
         return quantile(rates, 0.5) if rates else None
 
-    def measure_clock(self, run, repetitions: int = 3, cold: bool = True) -> float | None:
+    def measure_clock(self, run: Launch, repetitions: int = 3, cold: bool = True) -> float | None:
         """SM clock in MHz while ``run`` executes, median over ``repetitions``."""
         rates = []
         for _ in range(repetitions):
@@ -136,7 +143,7 @@ class Timer:
                 rates.append(rate)
         return quantile(rates, 0.5) if rates else None
 
-    def capture(self, run):
+    def capture(self, run: Launch) -> Any:
         """A CUDA graph of ``run``, which must have run once before on this stream."""
         graph = self.torch.cuda.CUDAGraph()
         self.torch.cuda.synchronize()
@@ -148,7 +155,14 @@ class Timer:
         return graph
 
     def time_events(
-        self, launch, repetitions: int, *, cold: bool, hide: bool, idle: bool = False, stamps: bool = False
+        self,
+        launch: Launch,
+        repetitions: int,
+        *,
+        cold: bool,
+        hide: bool,
+        idle: bool = False,
+        stamps: bool = False,
     ) -> list[float]:
         """Event times in µs of ``launch``, one a repetition.
 
@@ -207,8 +221,8 @@ class Timer:
             hide = case.timing == "kernel" or (case.timing == "graph" and not cold)
             idle = case.timing == "eager"
             times = self.time_events(launch, repetitions, cold=cold, hide=hide, idle=idle, stamps=True)
-            rates = [self.clock_mhz(2 * index, 2 * index + 1) for index in range(repetitions)]
-            rates = [rate for rate in rates if rate is not None]
+            counted = [self.clock_mhz(2 * index, 2 * index + 1) for index in range(repetitions)]
+            rates = [rate for rate in counted if rate is not None]
             clock = quantile(rates, 0.5) if rates else None
             power, temperature = self.board.power_w(), self.board.temperature_c()
         return Timing(
