@@ -1,6 +1,6 @@
 """Random designs: any hardware with any problem gives a sound result or one line that says why there is none.
 
-A sample runs here; ``IOSIM_DESIGNS=5000 pytest tests/test_design_space.py`` runs all of issue 8's, in two minutes.
+A sample runs here; ``IOSIM_DESIGNS=5000 pytest tests/test_design_space.py`` runs all of issue 8's, in some ten minutes.
 """
 
 import math
