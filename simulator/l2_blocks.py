@@ -12,6 +12,8 @@ import numpy as np
 
 from simulator.compiled import compiled, inlined
 
+#: Blocks, scalar state, order of use.
+Cache = tuple[np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
 # columns of the cache's blocks: mask of parts present, bytes held, bytes modified, tensor, place in the order of use
@@ -117,9 +119,9 @@ def touch(
     is_write: int,
     limit: int,
     owner: int,
-    cache: tuple[np.ndarray, np.ndarray, np.ndarray],
+    cache: Cache,
     counters: np.ndarray,
-) -> tuple[int, int]:
+) -> int:
     """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
@@ -196,7 +198,8 @@ def touch(
     if scal[GROWN] > scal[QUANTUM]:
         scal[GROWN] = 0
         _age(blocks, scal, order, counters)
-    return new_bytes + lost
+    missing: int = new_bytes + lost
+    return missing
 
 
 @inlined
@@ -222,7 +225,7 @@ def visit_tile(
     cols: int,
     kind: int,
     shape: np.ndarray,
-    cache: tuple[np.ndarray, np.ndarray, np.ndarray],
+    cache: Cache,
     counters: np.ndarray,
 ) -> tuple[int, int]:
     """Touch every block under a clipped rectangle: read it, write it, or (accumulate) fetch what is not there and
@@ -268,7 +271,17 @@ def visit_tile(
 
 @compiled
 def access_tile(
-    tensor: int, head: int, row: int, rows: int, col: int, cols: int, kind: int, shape, cache, counters
+    tensor: int,
+    head: int,
+    row: int,
+    rows: int,
+    col: int,
+    cols: int,
+    kind: int,
+    shape: np.ndarray,
+    cache: Cache,
+    counters: np.ndarray,
 ) -> tuple[int, int]:
     """:func:`visit_tile` for callers in Python."""
-    return visit_tile(tensor, head, row, rows, col, cols, kind, shape, cache, counters)
+    found: tuple[int, int] = visit_tile(tensor, head, row, rows, col, cols, kind, shape, cache, counters)
+    return found

@@ -8,10 +8,12 @@ that the SM reading gives for the latency so experienced.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from simulator.compiled import compiled, inlined
-from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, visit_tile
+from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, Cache, visit_tile
 
 # positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
@@ -44,7 +46,9 @@ def _grid_point(grid: np.ndarray, x: float) -> tuple[int, float]:
 
 
 @inlined
-def _mixed(k, f, values, row, spread, into, w, times):
+def _mixed(
+    k: int, f: float, values: np.ndarray, row: int, spread: np.ndarray, into: int, w: float, times: float
+) -> Any:
     """``values[crowd, row]`` at grid point ``k`` + ``f``, mixed between an SM alone (0) and a full one (1) by ``w``.
 
     Books ``times`` in ``spread[crowd, into]`` on the two grid points.
@@ -77,7 +81,7 @@ def _settle(tree: np.ndarray, leaves: int, slot: int, key: int) -> None:
 
 
 @inlined
-def _first_matches(tree: np.ndarray, keys, leaves: int):
+def _first_matches(tree: np.ndarray, keys: np.ndarray, leaves: int) -> None:
     """Play all matches of ``keys`` (a tree of winners: scratch, its leaves from ``leaves`` on)."""
     for node in range(leaves - 1, 0, -1):
         left, right = keys[2 * node], keys[2 * node + 1]
@@ -88,47 +92,47 @@ def _first_matches(tree: np.ndarray, keys, leaves: int):
 
 @compiled
 def replay(
-    static,  # CTA i runs on slot i modulo n_slots; else the next CTA goes to the first free slot
-    n_slots,
-    n_sms,
-    has_outer,  # whether outer iterations cost or touch anything themselves
-    ctas,  # [cta, column]
-    seg_step,  # [seg] change of the count per outer iteration
-    seg_chunk,  # [seg]
-    seg_align,  # [seg] access whose L2 blocks bound the chunks, or -1
-    accesses,  # [acc, column] by position
-    read_costs,  # [acc] HBM time of missed bytes over that of bytes in order
-    first,  # [seg + POSITIONS + 1] the first access of a position
-    shape,
-    capacity,
-    cache,
-    counters,
-    counters_apart,  # out: as counters
+    static: bool,  # CTA i runs on slot i modulo n_slots; else the next CTA goes to the first free slot
+    n_slots: int,
+    n_sms: int,
+    has_outer: bool,  # whether outer iterations cost or touch anything themselves
+    ctas: np.ndarray,  # [cta, column]
+    seg_step: np.ndarray,  # [seg] change of the count per outer iteration
+    seg_chunk: np.ndarray,  # [seg]
+    seg_align: np.ndarray,  # [seg] access whose L2 blocks bound the chunks, or -1
+    accesses: np.ndarray,  # [acc, column] by position
+    read_costs: np.ndarray,  # [acc] HBM time of missed bytes over that of bytes in order
+    first: np.ndarray,  # [seg + POSITIONS + 1] the first access of a position
+    shape: np.ndarray,
+    capacity: int,
+    cache: Cache,
+    counters: np.ndarray,
+    counters_apart: np.ndarray,  # out: as counters
     grid: np.ndarray,  # latency grid in ticks
-    overhead,  # [2, class, k]
-    first_extra,  # [2, k]
-    period,  # [2, seg + 1, k]
-    occupancy,
-    requests,  # how many times in turn a CTA of the list asks for its bytes: CTAs it stands for x loads of each
-    launch_gap,
-    gap_is_crowded,  # whether a full SM's times include CTAs that are being launched, as a closed queue's do
-    l2_ticks_per_byte,
-    hbm_ticks_per_byte,
-    hbm_write_ticks_per_byte,
-    l2_latency,
-    hbm_latency,
-    port_ticks_per_byte,
-    cta_log,  # [cta or 0, 3] out: slot, start, end
-    flow,  # [bin or 0, 3] bytes over time: moved between SMs and L2, read from HBM, written to HBM
-    flow_ticks,  # ticks of one bin
-    weights,  # [2, 2, seg + 2, k] out: how often each entry of the timing tables was used
-    stalls,  # [2, 3] out: HBM, L2 and latency ticks in what CTAs waited for
-    busy,  # [2, 3] out: ticks that L2 and HBM were busy, and CTAs
-    state,  # [slot, SLOT_COLUMNS] scratch
-    active,  # [sm] scratch: CTAs on it
+    overhead: np.ndarray,  # [2, class, k]
+    first_extra: np.ndarray,  # [2, k]
+    period: np.ndarray,  # [2, seg + 1, k]
+    occupancy: int,
+    requests: int,  # how many times in turn a CTA of the list asks for its bytes: CTAs it stands for x loads of each
+    launch_gap: int,
+    gap_is_crowded: bool,  # whether a full SM's times include CTAs that are being launched, as a closed queue's do
+    l2_ticks_per_byte: float,
+    hbm_ticks_per_byte: float,
+    hbm_write_ticks_per_byte: float,
+    l2_latency: float,
+    hbm_latency: float,
+    port_ticks_per_byte: float,
+    cta_log: np.ndarray,  # [cta or 0, 3] out: slot, start, end
+    flow: np.ndarray,  # [bin or 0, 3] bytes over time: moved between SMs and L2, read from HBM, written to HBM
+    flow_ticks: int,  # ticks of one bin
+    weights: np.ndarray,  # [2, 2, seg + 2, k] out: how often each entry of the timing tables was used
+    stalls: np.ndarray,  # [2, 3] out: HBM, L2 and latency ticks in what CTAs waited for
+    busy: np.ndarray,  # [2, 3] out: ticks that L2 and HBM were busy, and CTAs
+    state: np.ndarray,  # [slot, SLOT_COLUMNS] scratch
+    active: np.ndarray,  # [sm] scratch: CTAs on it
     tree: np.ndarray,  # [leaves] scratch: the next event; leaves: the least power of two that is not below n_slots
-    keys,  # [2 * leaves] scratch
-):
+    keys: np.ndarray,  # [2 * leaves] scratch
+) -> tuple[int, float, float]:
     n_cta, n_seg = ctas.shape[0], seg_step.shape[0]
     leaves = tree.shape[0]
     scal = cache[1]

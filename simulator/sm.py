@@ -9,16 +9,20 @@ too, so their completion is known when they are made. Time is integer ticks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simpy.events import Event
+from simpy.events import Event, Process
 
-from simulator.event_loop import EventLoop
+from simulator.event_loop import Alarm, EventLoop
 from simulator.shared_pipe import SharedPipe
-from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop
+from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop, TimedOp, TimedRole
 
+#: Is told of every piece of work: pipe, first and last tick, whose it is.
+Observer = Callable[[str, int, int, Any], None]
+#: A process: the events that it waits for.
+_Steps = Generator[Event, Any, None]
 TICKS_PER_CYCLE = 64
 _PORT_OUT = PIPE_INDEX["port_out"]
 #: Pipes that serve roles in order of arrival: schedulers go on with the warps that they have, so that roles with equal
@@ -45,7 +49,11 @@ class _Counter:
             for event in ready:
                 event.succeed()
 
-    def reach(self, target: int):
+    def fill(self, alarm: Alarm) -> None:
+        """:meth:`add` as what an alarm calls."""
+        self.add()
+
+    def reach(self, target: int) -> Event | None:
         """An event to wait for, or ``None`` when ``target`` is reached already."""
         if self.value >= target:
             return None
@@ -61,7 +69,7 @@ class _Semaphore:
         self.env, self.units = env, units
         self.waiters: list[Event] = []
 
-    def take(self):
+    def take(self) -> Event | None:
         if self.units > 0:
             self.units -= 1
             return None
@@ -82,7 +90,10 @@ class _Pending:
     __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts")
 
     def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None) -> None:
-        self.env, self.parts, self.latency, self.event, self.done_at = env, parts, latency, None, done_at
+        self.env, self.parts, self.latency = env, parts, latency
+        self.event: Event | None = None
+        #: A tick, or ``None`` while parts are running.
+        self.done_at: Any = done_at
         self.is_load = False
 
     def part_done(self) -> None:
@@ -96,7 +107,7 @@ class _Pending:
 class Sm:
     """The shared state of one SM: its execution pipes, and when each transfer port is free."""
 
-    def __init__(self, env: EventLoop, latency_ticks: int, observer=None) -> None:
+    def __init__(self, env: EventLoop, latency_ticks: int, observer: Observer | None = None) -> None:
         self.env, self.latency, self.observer = env, latency_ticks, observer
         self.pipes = {
             PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in TRANSFER_PIPES
@@ -104,12 +115,13 @@ class Sm:
         self.free = {PIPE_INDEX[name]: 0 for name in TRANSFER_PIPES}
         self.transferred = dict.fromkeys(self.free, 0)
 
-    def _watch(self, name: str):
-        if self.observer is None:
+    def _watch(self, name: str) -> Callable[[int, int, object], None] | None:
+        observer = self.observer
+        if observer is None:
             return None
-        return lambda start, end, stream: self.observer(name, start, end, stream)
+        return lambda start, end, stream: observer(name, start, end, stream)
 
-    def execute(self, stream: str, work: Iterable[tuple[int, int]], latency: int, kind: str = "work") -> _Pending:
+    def execute(self, stream: str, work: Sequence[tuple[int, int]], latency: int, kind: str = "work") -> _Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
         ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
@@ -146,7 +158,7 @@ def _ignore() -> None:
 
 
 class _CtaState:
-    def __init__(self, env: EventLoop, semaphores) -> None:
+    def __init__(self, env: EventLoop, semaphores: Iterable[tuple[str, int]]) -> None:
         self.env = env
         self.filled: dict[str, _Counter] = {}
         self.acquired: dict[str, int] = {}
@@ -160,7 +172,7 @@ class _CtaState:
             self.semaphores[key] = _Semaphore(self.env, 0)
         return self.semaphores[key]
 
-    def counter(self, table: dict, key: str) -> _Counter:
+    def counter(self, table: dict[str, _Counter], key: str) -> _Counter:
         if key not in table:
             table[key] = _Counter(self.env)
         return table[key]
@@ -169,7 +181,17 @@ class _CtaState:
 class _RoleProcess:
     """Runs one role's operations and books what it waited for."""
 
-    def __init__(self, sm: Sm, cta: _CtaState, name: str, ops, trips, items: int, label: str, main: str | None) -> None:
+    def __init__(
+        self,
+        sm: Sm,
+        cta: _CtaState,
+        name: str,
+        ops: Sequence[TimedOp],
+        trips: Mapping[str, int],
+        items: int,
+        label: str,
+        main: str | None,
+    ) -> None:
         self.sm, self.cta, self.name, self.ops, self.items, self.label = sm, cta, name, ops, items, label
         self.trips, self.main_trip = dict(trips), main
         #: Ticks at which the loop over ``main`` was entered and each of its iterations ended, by work tile.
@@ -180,7 +202,7 @@ class _RoleProcess:
         self.consumed: dict[str, int] = {}
         self.waited = dict.fromkeys(CAUSES, 0)
 
-    def main(self):
+    def main(self) -> _Steps:
         for _ in range(self.items):
             yield from self._block(self.ops)
             self.item_ends.append(self.sm.env.now)
@@ -191,8 +213,9 @@ class _RoleProcess:
         self.marks[-1].append(self.sm.env.now)
         self.mark_waits.append(tuple(self.waited.values()))
 
-    def _block(self, ops):
+    def _block(self, ops: Sequence[Any]) -> _Steps:
         env, sm, cta = self.sm.env, self.sm, self.cta
+        pending: _Pending | None
         for op in ops:
             if isinstance(op, TimedLoop):
                 marked = self.main_trip is not None and any(name == self.main_trip for name, _ in op.count.terms)
@@ -244,7 +267,7 @@ class _RoleProcess:
             elif kind == "load_pipe":
                 done = sm.transfer(op.work, self.label) + sm.latency
                 counter = cta.counter(cta.filled, op.key)
-                env.alarm(done - start, lambda _alarm, c=counter: c.add())
+                env.alarm(done - start, counter.fill)
             elif kind == "load_async":
                 done = sm.transfer(op.work, self.label)
                 self.tokens[op.key] = _Pending(env, 0, sm.latency, done)
@@ -295,7 +318,7 @@ class _RoleProcess:
                 slots.add(freed)
 
 
-def to_ticks(ops: Iterable[Any]) -> tuple:
+def to_ticks(ops: Iterable[Any]) -> tuple[Any, ...]:
     """Cycles to integer ticks, once per compiled program."""
     out = []
     for op in ops:
@@ -338,13 +361,13 @@ class SmRun:
 
 
 def run_sm(
-    roles,
-    semaphores,
-    trips,
+    roles: Sequence[TimedRole],
+    semaphores: Sequence[tuple[str, int]],
+    trips: Mapping[str, int],
     latency_cycles: float,
     residents: int = 1,
     items: int = 1,
-    observer=None,
+    observer: Observer | None = None,
     marked: str | None = None,
 ) -> SmRun:
     """Simulate ``residents`` CTAs of the compiled ``roles`` on one SM until they end.
@@ -367,7 +390,7 @@ def run_sm(
         # what the CTA waits for is what its computing roles wait for, not its loaders and writers
         by_cta.append([run for run, (_, warps, _) in zip(runs, roles, strict=True) if warps >= least_warps])
 
-        def finish(group):
+        def finish(group: list[Process]) -> _Steps:
             yield env.all_of(group)
             ends.append(env.now)
 
@@ -386,7 +409,7 @@ def run_sm(
     )
 
 
-def _tile_ends(by_cta, items: int) -> tuple[tuple[float, ...], ...]:
+def _tile_ends(by_cta: Sequence[Sequence[_RoleProcess]], items: int) -> tuple[tuple[float, ...], ...]:
     """See :class:`SmRun`: a role that stops after iteration n still has its last iteration's way to its end to go."""
     rows = []
     for item in range(items):
@@ -404,7 +427,7 @@ def _tile_ends(by_cta, items: int) -> tuple[tuple[float, ...], ...]:
     return tuple(rows)
 
 
-def _late_waits(compute) -> tuple[float, ...]:
+def _late_waits(compute: Sequence[_RoleProcess]) -> tuple[float, ...]:
     """Mean waits by cause (cycles) of one iteration in the second half of the last marked loop."""
     total = [0.0] * len(CAUSES)
     marked = [run for run in compute if run.marks and len(run.marks[-1]) > 1]

@@ -143,7 +143,12 @@ class TimedLoop:
 
     count: Index
     var: str
-    body: tuple
+    body: tuple[TimedOp, ...]
+
+
+TimedOp = Timed | TimedLoop
+#: A role of a CTA: its name, its warps and what it does.
+TimedRole = tuple[str, int, tuple[TimedOp, ...]]
 
 
 def _matmul_work(op: Matmul, warps: int, spec: SmSpec) -> list[tuple[int, float]]:
@@ -184,7 +189,7 @@ def _lane_work(lanes: Mapping[str, float], spec: SmSpec) -> dict[str, float]:
     return {pipe: amount for pipe, amount in cycles.items() if amount > 0}
 
 
-def _compute_work(lanes: Mapping[str, float], warps: int, spec: SmSpec) -> tuple[list, float, str]:
+def _compute_work(lanes: Mapping[str, float], warps: int, spec: SmSpec) -> tuple[list[tuple[int, float]], float, str]:
     cycles = _lane_work(lanes, spec)
     # an SM sub-partition's warps of this role issue at most this share of its slots; fewer than four warps leave
     # sub-partitions idle
@@ -196,7 +201,7 @@ def _compute_work(lanes: Mapping[str, float], warps: int, spec: SmSpec) -> tuple
     return [(PIPE_INDEX[p], c) for p, c in cycles.items()], minimum, cause
 
 
-def _compile_op(op: Op, warps: int, spec: SmSpec):
+def _compile_op(op: Op, warps: int, spec: SmSpec) -> TimedOp:
     if isinstance(op, Loop):
         return TimedLoop(op.count, op.var, compile_ops(op.body, warps, spec))
     if isinstance(op, Load):
@@ -255,9 +260,9 @@ def _barrier_share(warps: int) -> float:
 _REDUCTIONS = frozenset({"row_max", "row_sum", "row_dot"})
 
 
-def compile_ops(ops: Iterable[Op], warps: int, spec: SmSpec) -> tuple:
+def compile_ops(ops: Iterable[Op], warps: int, spec: SmSpec) -> tuple[TimedOp, ...]:
     """``ops`` as timed operations; element-wise ones in a row run as one stream up to the next row reduction."""
-    compiled: list = []
+    compiled: list[TimedOp] = []
     stream: dict[str, float] = {}
 
     def flush() -> None:
@@ -284,14 +289,14 @@ def compile_ops(ops: Iterable[Op], warps: int, spec: SmSpec) -> tuple:
     return tuple(_without_negligible(op) for op in compiled)
 
 
-def _without_negligible(op):
+def _without_negligible(op: TimedOp) -> TimedOp:
     if isinstance(op, TimedLoop) or op.kind not in ("work", "matmul", "matmul_async"):
         return op
     longest = max((cycles for _, cycles in op.work), default=0.0)
     return replace(op, work=tuple(part for part in op.work if part[1] > NEGLIGIBLE_SHARE * longest))
 
 
-def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[tuple[str, int, tuple], ...]:
+def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[TimedRole, ...]:
     """Each role of one CTA of ``kernel`` as ``(name, warps, timed operations)``."""
     compiled = []
     for role in kernel.roles:
@@ -306,7 +311,7 @@ def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[tuple[str, int, tuple]
     return tuple(compiled)
 
 
-def _shared(ops, ctas: int) -> tuple:
+def _shared(ops: Iterable[TimedOp], ctas: int) -> tuple[TimedOp, ...]:
     """One CTA's share of timed operations whose work is that of ``ctas``."""
     return tuple(
         replace(op, body=_shared(op.body, ctas))

@@ -6,6 +6,7 @@ iterations repeat and no further. The shortcut is tested against simulating ever
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -13,9 +14,9 @@ from math import fsum
 
 import numpy as np
 
-from simulator.program import Trip
+from simulator.program import Kernel, Trip
 from simulator.sm import SmRun, StuckError, run_sm, to_ticks
-from simulator.sm_costs import CAUSES, SmSpec, compile_kernel
+from simulator.sm_costs import CAUSES, SmSpec, TimedRole, compile_kernel
 
 #: Iterations simulated before and during the measurement of a nested loop's period.
 BASE_TRIPS = 4
@@ -63,7 +64,7 @@ class TripProfile:
     short: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, trips: tuple[Trip, ...], coords) -> TripProfile:
+    def of(cls, trips: tuple[Trip, ...], coords: Mapping[str, np.ndarray]) -> TripProfile:
         """The profile of the trip counts in ``coords`` (arrays over CTAs by coordinate)."""
         nested = any(t.outer for t in trips)
         counts = [coords[t.coord] for t in trips]
@@ -114,8 +115,8 @@ def _steady(ends: tuple[float, ...]) -> tuple[float, bool]:
 
 @lru_cache(maxsize=4096)
 def time_cta(
-    roles,
-    semaphores,
+    roles: tuple[TimedRole, ...],
+    semaphores: tuple[tuple[str, int], ...],
     trips: tuple[Trip, ...],
     latencies: tuple[float, ...],
     residents: int,
@@ -161,14 +162,24 @@ class _Point:
     length: int = 0
 
 
-def _time_marked(roles, semaphores, trips, latency, residents, persistent, profile: TripProfile, length: int) -> _Point:
+def _time_marked(
+    roles: Sequence[TimedRole],
+    semaphores: Sequence[tuple[str, int]],
+    trips: tuple[Trip, ...],
+    latency: float,
+    residents: int,
+    persistent: bool,
+    profile: TripProfile,
+    length: int,
+) -> _Point:
     """One run, lengthened until its main loop is steady. Loop lengths that matter and are shorter than that are run
     themselves; trips beside the main one are measured by a longer run if they vary."""
     main = profile.main
+    assert main is not None
     items = 2 if persistent else 1
     base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
 
-    def run_with(**changed) -> SmRun:
+    def run_with(**changed: int) -> SmRun:
         return run_sm(roles, semaphores, base | changed, latency, residents, items, marked=trips[main].coord)
 
     def last_tile(run: SmRun) -> float:
@@ -234,7 +245,14 @@ def cycles_out_of_step(alone: float, service: float, residents: int, away: float
 
 
 def _time_nested(
-    roles, semaphores, trips, latency, residents, persistent, profile: TripProfile, gap_cycles: float
+    roles: Sequence[TimedRole],
+    semaphores: Sequence[tuple[str, int]],
+    trips: tuple[Trip, ...],
+    latency: float,
+    residents: int,
+    persistent: bool,
+    profile: TripProfile,
+    gap_cycles: float,
 ) -> _Point:
     """Periods of nested loops as differences between runs; also kernels without loops."""
     base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
@@ -274,7 +292,12 @@ def _time_nested(
 
 
 def timing_of(
-    kernel, spec: SmSpec, latencies, residents: int, persistent: bool | None = None, gap_cycles: float = 0.0
+    kernel: Kernel,
+    spec: SmSpec,
+    latencies: Iterable[float],
+    residents: int,
+    persistent: bool | None = None,
+    gap_cycles: float = 0.0,
 ) -> SmTiming:
     """:class:`SmTiming` of ``kernel`` on an SM described by ``spec``; ``persistent`` says that CTAs do several work
     tiles in a row (default: what the kernel's schedule says), ``gap_cycles`` what passes from a CTA to the next."""
