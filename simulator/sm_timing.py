@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import fsum
+from typing import Any
 
 import numpy as np
 
 from simulator.program import Kernel, Trip
 from simulator.sm import SmRun, StuckError, run_sm, to_ticks
-from simulator.sm_costs import CAUSES, SmSpec, TimedRole, compile_kernel
+from simulator.sm_costs import CAUSES, SmSpec, TimedLoop, TimedRole, compile_kernel
 
 #: Iterations simulated before and during the measurement of a nested loop's period.
 BASE_TRIPS = 4
@@ -244,6 +245,20 @@ def cycles_out_of_step(alone: float, service: float, residents: int, away: float
     return response + elsewhere
 
 
+def _with_equal_counts(ops: Iterable[Any], around: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """``ops`` with loops that run equally often in every iteration of the loops ``around`` them: the few iterations of
+    a reading would leave counts that fall from one to the next at none."""
+    out = []
+    for op in ops:
+        if isinstance(op, TimedLoop):
+            terms = tuple(term for term in op.count.terms if term[0] not in around)
+            op = replace(
+                op, count=replace(op.count, terms=terms), body=_with_equal_counts(op.body, (*around, op.var))
+            )
+        out.append(op)
+    return tuple(out)
+
+
 def _time_nested(
     roles: Sequence[TimedRole],
     semaphores: Sequence[tuple[str, int]],
@@ -256,6 +271,7 @@ def _time_nested(
 ) -> _Point:
     """Periods of nested loops as differences between runs; also kernels without loops."""
     base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
+    roles = tuple((name, warps, _with_equal_counts(ops)) for name, warps, ops in roles)
     start = run_sm(roles, semaphores, base, latency, residents)
     periods, waits = [], []
     for trip in trips:

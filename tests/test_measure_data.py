@@ -49,6 +49,7 @@ def test_every_family_is_on_one_side_and_both_sides_cover_every_algorithm_and_pa
     added = {
         "timed_more_run1.csv": "calibrate",
         "timed_published_run1.csv": "calibrate",
+        "timed_ordered_run1.csv": "judge",
         "timed_serving_run1.csv": "judge",
     }
     families = {name: set(read(name).family) for name in added}

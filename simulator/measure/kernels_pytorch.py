@@ -132,7 +132,7 @@ def fa2_prepare(case: Case) -> Prepared:
 
         def backward() -> Any:
             if case.deterministic:
-                torch.use_deterministic_algorithms(True, warn_only=True)
+                torch.use_deterministic_algorithms(True)
             try:
                 return backward_op(
                     d_out, q, k, v, out, lse, None, None, *lengths, 0.0, case.causal, rng, unused, **options
