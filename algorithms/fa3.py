@@ -107,7 +107,6 @@ IMPLEMENTATIONS = {
 DEFAULT = "flash_attn_3"
 #: flash_attn_3 has no backward in the wheels that exist for it.
 BACKWARD_DEFAULT = "flash_attn_4_sm90"
-WARPGROUP_ROWS = 64
 
 
 def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> list[Op]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.common import ceil_div, fastest_path
+from algorithms.common import ceil_div
 from algorithms.instruction_counts import InstructionMix, elementwise_mix, softmax_mix
 from algorithms.kernels_gemm import GemmKernel
 from algorithms.kernels_softmax import softmax_backward_kernel, softmax_forward_kernel
@@ -238,11 +238,6 @@ def gemm_program(
         reduction = stream_program(sums, dtype)
         kernels.append(replace(reduction.kernels[0], name="sum_of_splits"))
     return _program("gemm", tuple(kernels), [a, b], [c], dtype)
-
-
-def gemm_path(gpu: Profile) -> str:
-    """The tensor instruction path that GEMMs use on ``gpu``."""
-    return fastest_path(gpu)
 
 
 def _program(name: str, kernels: tuple[Kernel, ...], ins: list[Tensor], outs: list[Tensor], dtype: str) -> Program:

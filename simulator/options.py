@@ -220,13 +220,3 @@ def comma_list(text: str, option: str) -> list[str]:
         if names.count(name) > 1:
             raise InputError(f"{option}: {name!r} is given twice; keep one of them")
     return names
-
-
-def duration_s(text: str, option: str) -> float:
-    """Seconds of a duration such as ``1ms``, ``250us`` or ``0.5s``; :class:`InputError` names the option."""
-    from simulator.quantities import parse_quantity
-
-    try:
-        return parse_quantity(text, "s")
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from None

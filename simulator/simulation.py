@@ -28,6 +28,8 @@ from simulator.traffic import executed_work
 WARM_CALLS = 30
 #: Share of the event budget that the search for a launch's clock may use when the launch is too long to replay often.
 CLOCK_BUDGET_SHARE = 0.1
+#: Replays in search of a launch's clock, after which the last one's holds.
+MOST_CLOCK_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def run_program(
     conditions = conditions or Conditions()
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
     l2 = new_cache(program, profile, physics, conditions.l2_state, event_budget or EVENT_BUDGET)
-    start_us, kernels, total_cycles = 0.0, [], 0.0
+    start_us, kernels = 0.0, []
     host_us = host_call_us(program.implementation, program.problem.pass_, len(program.kernels), physics.host_launch_us)
     for index, kernel in enumerate(program.kernels):
         if index and not kernel.early_start:
@@ -157,7 +159,6 @@ def run_program(
         if uses_tma(kernel):
             ramp_us += physics.tma_setup_us
         time_us = run.cycles / clock_hz * 1e6 + ramp_us
-        total_cycles += time_us * clock_hz / 1e6
         kernels.append(_kernel_result(kernel, run, l2, profile, clock_hz, start_us, time_us))
         start_us += time_us
     time_us = start_us + (physics.graph_launch_us if conditions.timing == "graph" else 0.0)
@@ -242,7 +243,9 @@ def _run_at_its_clock(
     tried, times = _some_waves(kernel, slots, quick) if quick < budget else (kernel, 1.0)
     work = executed_work(tried)
     tensors = tensor_table([kernel])
-    for attempt in range(3):
+    tries = 0
+    while True:
+        tries += 1
         cache = l2 if quick == budget else _empty_cache([tried], tensors, profile, physics, quick)
         run = run_kernel(tried, cache, profile, physics, clock_hz, budget=quick)
         activity = _activity(
@@ -258,7 +261,7 @@ def _run_at_its_clock(
         wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
         # cycles do not depend on the clock when neither HBM nor L2, whose rates are in bytes a second, bind
         bound = run.hbm_busy_share >= 0.3 or run.l2_busy_share >= 0.8
-        settled = not bound or abs(wanted - clock_hz) < 0.015 * clock_hz or attempt == 2
+        settled = not bound or abs(wanted - clock_hz) < 0.015 * clock_hz or tries == MOST_CLOCK_TRIES
         if settled and quick == budget:
             return run, clock_hz if bound else wanted
         clock_hz = wanted
@@ -266,7 +269,6 @@ def _run_at_its_clock(
             return run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget), clock_hz
         if cache is l2:
             l2.restore(before)
-    raise AssertionError("unreachable")
 
 
 def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]:

@@ -17,7 +17,6 @@ from simulator.program import (
     Acquire,
     Await,
     Barrier,
-    Buffer,
     Compute,
     Consume,
     Exchange,
@@ -33,7 +32,6 @@ from simulator.program import (
     Release,
     Signal,
     Store,
-    View,
     Wait,
     view,
 )
@@ -319,8 +317,3 @@ def _shared(ops: Iterable[TimedOp], ctas: int) -> tuple[TimedOp, ...]:
         else replace(op, work=tuple((pipe, c / ctas) for pipe, c in op.work), minimum=op.minimum / ctas)
         for op in ops
     )
-
-
-def view_name(operand: Buffer | Pipe | View) -> str:
-    """The name of the storage behind an operand."""
-    return operand.source.name if isinstance(operand, View) else operand.name

@@ -6,7 +6,7 @@ from math import fsum
 
 from simulator.physics import Physics
 from simulator.profile import Profile
-from simulator.program import Kernel, Program
+from simulator.program import Kernel
 from simulator.sm_costs import PIPE_INDEX, SmSpec, TimedLoop, compile_ops
 from simulator.traffic import _repetitions as repetitions  # the same count that executed_work uses
 
@@ -24,8 +24,3 @@ def smem_bytes(kernel: Kernel, profile: Profile, physics: Physics | None = None)
             if cycles:
                 total += cycles * spec.smem_bytes * repetitions(loops, kernel)
     return round(total)
-
-
-def program_smem_bytes(program: Program, profile: Profile) -> dict[str, int]:
-    """:func:`smem_bytes` by kernel index and name (``"0 flash_fwd"``)."""
-    return {f"{i} {kernel.name}": smem_bytes(kernel, profile) for i, kernel in enumerate(program.kernels)}

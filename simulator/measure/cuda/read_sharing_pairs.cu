@@ -1,4 +1,6 @@
 // Run 2 of micro_read_sharing.csv: where CTAs land, which SMs share, how many, and how long a line stays.
+// The kernel is that of read_sharing_all.cu with a second stream beside it, fewer loads in flight and a wait that sleeps;
+// each file stays as it was measured, so they share no header.
 // nvcc and ncu as in read_sharing_all.cu, with --cache-control none -k regex:stream; the lines "where" come without ncu.
 #include <cstdio>
 #include <cstdlib>
