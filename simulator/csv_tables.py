@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from simulator.bounded_read import read_at_most
 from simulator.errors import InputError, file_reason
 
 if TYPE_CHECKING:
     import pandas
+
+
+#: Columns of a table: those of predict and some hundred of a user's own pass through.
+MOST_COLUMNS = 1_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,10 @@ def read_table(path: str | Path, *, comments: bool = False, unique: bool = False
     if not rows:
         raise InputError(f"{path}: empty; its first line must name the columns, as in 'algorithm,batch,heads,...'")
     columns = [name.strip() for name in rows[0]]
+    if len(columns) > MOST_COLUMNS:
+        raise InputError(f"{path}:{numbers[0]}: {len(columns):,} columns; a table has at most {MOST_COLUMNS:,}")
+    if len(columns) == 1 and (other := next((mark for mark in ";\t|" if mark in columns[0]), None)):
+        raise InputError(f"{path}:{numbers[0]}: cells have {other!r} between them; write commas")
     for name in dict.fromkeys(columns) if unique else ():
         if columns.count(name) > 1:
             raise InputError(f"{path}:{numbers[0]}: column '{name}': comes {columns.count(name)} times; keep one")
@@ -75,7 +84,9 @@ def read_table(path: str | Path, *, comments: bool = False, unique: bool = False
 def read_text(path: Path) -> str:
     """The text of a CSV file without its byte order mark; :class:`InputError` when it cannot be read."""
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_at_most(path).decode("utf-8-sig")
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{path}:{line}: not UTF-8 text; save the table as CSV in UTF-8") from None

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from simulator.bounded_read import read_at_most
 from simulator.errors import InputError
 from simulator.problem import AttentionProblem
 from simulator.result import KernelResult, Result, TensorTraffic
@@ -42,7 +43,9 @@ def load_results(path: str | Path) -> list[Result]:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_at_most(path).decode("utf-8"))
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); name a JSON file that iosim wrote") from None
     except (ValueError, RecursionError) as error:

@@ -252,9 +252,7 @@ def _with_equal_counts(ops: Iterable[Any], around: tuple[str, ...] = ()) -> tupl
     for op in ops:
         if isinstance(op, TimedLoop):
             terms = tuple(term for term in op.count.terms if term[0] not in around)
-            op = replace(
-                op, count=replace(op.count, terms=terms), body=_with_equal_counts(op.body, (*around, op.var))
-            )
+            op = replace(op, count=replace(op.count, terms=terms), body=_with_equal_counts(op.body, (*around, op.var)))
         out.append(op)
     return tuple(out)
 

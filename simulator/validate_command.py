@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
         from simulator.atomic_write import write_text
         from simulator.calibrate_command import SIDES, on_side, read_split
-        from simulator.errors import unknown
+        from simulator.errors import InputError, unknown
         from simulator.validation import compare_with, read_measurements, summarise
 
         if side not in (*SIDES, "all"):
@@ -54,7 +54,10 @@ def register(app: typer.Typer) -> None:
         frame["pass"] = frame["pass"].replace("", "fwd")
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("predicting", total=len(frame))
-            errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task))
+            try:
+                errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task))
+            except InputError as error:
+                raise InputError(f"{', '.join(map(str, data))}: {error}") from None
         groups = [name for name in by.split(",") if name]
         for name in groups:
             if name not in errors:

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import yaml
 
+from simulator.bounded_read import read_at_most
 from simulator.errors import InputError, did_you_mean, file_reason
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -52,12 +53,11 @@ def compose(
 
 def _text(path: str | Path) -> str:
     try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+        data = read_at_most(path, MOST_BYTES, "a file of this kind has a few thousand")
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({file_reason(error)}); give a readable YAML file") from error
-    if len(data) > MOST_BYTES:
-        raise InputError(f"{path}: more than {MOST_BYTES:,} bytes; a file of this kind has a few thousand")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

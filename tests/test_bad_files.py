@@ -51,6 +51,28 @@ def refused(kind, path):
     return message
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("algorithm;batch;heads\nfa2;1;2\n", "cells have ';' between them; write commas"),
+        ("algorithm\tbatch\nfa2\t1\n", r"cells have '\t' between them; write commas"),
+        (",".join(f"c{i}" for i in range(100_000)) + "\n", "100,000 columns; a table has at most 1,000"),
+    ],
+    ids=["semicolons", "tabs", "columns"],
+)
+def test_tables_of_another_shape(tmp_path, text, says):
+    path = tmp_path / "cases.csv"
+    path.write_text(text)
+    assert refused("cases", path) == f"{path}:1: {says}"
+
+
+@pytest.mark.parametrize("kind", ["model", "sweep", "cases"])
+def test_a_file_without_an_end_is_not_read_for_ever(tmp_path, kind):
+    path = tmp_path / "x.yaml"
+    path.symlink_to("/dev/zero")
+    assert "more than" in refused(kind, path)
+
+
 @pytest.mark.parametrize("kind", ["profile", "model", "sweep"])
 @pytest.mark.parametrize(
     "text",

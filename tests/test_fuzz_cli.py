@@ -27,7 +27,7 @@ CALLS = {
     "timeline": ["--algorithm", "fa2", "--gpu", "h100_sxm", *SMALL],
     "roofline": ONE,
     "scale": ["--lengths", "64,128", *ONE],
-    "report": ["-o", "page.html", "--timelines", "fa2", *ONE],
+    "report": ["-o", "page.html", "--timelines", "fa2", "--rows", "1", *ONE],
     "model": ["gpt2", "--gpu", "h100_sxm", "--batch", "1", "--seqlen", "64"],
     "sweep": ["spec.yaml", "-o", "swept.csv", "-j", "1"],
     "sensitivity": ["--parameters", "l2_bytes", *ONE],
@@ -51,7 +51,7 @@ h100_sxm h100_smx a100_sxm4_80gb b200 gpu.yaml bad.yaml nowhere.yaml cases.csv b
 bwd fwd_bwd fp16 bf16 fp8 cold warm kernel graph eager gpt2 llama-3-8b l2_bytes=x2 l2_bytes=-1 l2_bytes=nan
 l2_bites=x2 hbm_bandwidth=8TB/s hbm_bandwidth=8parsec l2_bytes num_sms=0 num_sms=x1e9 = =1 a=b=c x2 % %s {} {0}
 [red] [/] [/red]x [link=http://a]b 64;128 64,0 1:2:3 64..128 128x64 128x64x2 64x 1/2 out.csv out.json out.png
-out.svg out.html out.doc no/where/out.csv --help -- - tree local h100_sxm,h200_sxm
+out.svg out.html out.doc no/where/out.csv /dev/null /dev/full --help -- - tree local h100_sxm,h200_sxm
 """
 WORDS = TEXT.split()
 VALUES = st.one_of(

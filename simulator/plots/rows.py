@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from simulator.bounded_read import read_at_most
 from simulator.errors import InputError
 
 Row = dict[str, Any]
@@ -32,7 +33,7 @@ def read_rows(path: str | Path, picture: str) -> list[Row]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_at_most(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; name the CSV that iosim {picture} wrote") from None
     except OSError as error:
