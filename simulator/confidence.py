@@ -119,7 +119,8 @@ def with_confidence(result: Result, profile: Profile) -> Result:
     warnings = list(result.warnings)
     if "all" in keys:
         never = [pass_ for pass_, key in zip(passes, keys, strict=True) if key == "all"]
-        warnings.append(f"{result.algorithm} {' and '.join(never)} was never validated")
+        rest = "too few calibrating rows for an interval of its own, it has that of all cases"
+        warnings.append(f"{result.algorithm} {' and '.join(never)}: {rest}")
     else:
         warnings += dict.fromkeys(text for key in keys for text in _outside(bands[key], problem))
     source = profile.calibration.source

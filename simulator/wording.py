@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.problem import AttentionProblem
 
 _PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
-_PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "forward and backward"}
+PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "forward and backward"}
 
 
 def scaled(value: float, unit: str = "") -> str:
@@ -45,7 +45,7 @@ def problem_text(problem: AttentionProblem) -> str:
     """One line that says what is computed."""
     p = problem
     parts = [
-        f"{_PASSES[p.pass_]}, batch {p.batch}, {p.heads} heads",
+        f"{PASSES[p.pass_]}, batch {p.batch}, {p.heads} heads",
         f"{p.kv_heads} KV heads" if p.kv_heads != p.heads else "",
         f"{_lengths(p.seqlens_q, p.seqlen_q)} queries x {_lengths(p.seqlens_k, p.seqlen_k)} keys",
         f"head dim {p.head_dim}" + (f"/{p.head_dim_v}" if p.head_dim_v != p.head_dim else ""),

@@ -17,7 +17,7 @@ from simulator.observe import observe
 from simulator.palette import ALGORITHM_COLOURS
 from simulator.plots.agreement import plot_agreement
 from simulator.plots.io import io_rows, plot_io, plot_io_sweep, sweep_rows
-from simulator.plots.roofline import roofline_rows
+from simulator.plots.roofline import plot_roofline, roofline_rows
 from simulator.plots.rows import read_rows, rows_csv
 from simulator.plots.scale import crossovers, plot_scale, scale_rows
 from simulator.plots.style import axes_fraction, save_figure, series_colour, spread, svg_text, tint
@@ -75,6 +75,26 @@ def test_io_bars_are_as_long_as_their_bytes(results):
         assert shares == pytest.approx(100 * len(results))
     assert_texts_keep_apart(figure)
     assert_inside(figure)
+
+
+def test_pictures_of_a_backward_pass_say_so(profile, results):
+    """Forward ones stay as they are, so that a CSV of either draws its own title again."""
+    backward = simulate("fa2", PROBLEM.with_(pass_="bwd"), profile)
+    for drawn, word in (([backward], "backward"), (results[:1], None)):
+        rows = {
+            "io": io_rows(drawn),
+            "scale": scale_rows([(512, r.gpu, r.algorithm, r, "") for r in drawn], {profile.name: 8e10}),
+            "roofline": roofline_rows(drawn, [profile]),
+        }
+        for name, draw in (
+            ("io", lambda r: plot_io(rows=r)),
+            ("scale", plot_scale),
+            ("roofline", lambda r: plot_roofline(rows=r)),
+        ):
+            axes = np.ravel(draw(rows[name])[1])
+            titles = [ax.get_title(loc="left") for ax in axes if ax.get_title(loc="left")]
+            assert titles and all((word is not None) == (", backward" in title) for title in titles), name
+            assert ("pass" in rows[name][-1] or "pass" in rows[name][0]) == (word is not None), name
 
 
 def test_sweep_picture_has_floor_and_guide(results):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from simulator.plots.rows import Row
+from simulator.plots.rows import Row, panel_title, pass_cells
 from simulator.plots.style import (
     FAINT,
     INK,
@@ -40,7 +40,7 @@ def io_rows(results: Iterable[Result]) -> list[Row]:
     """
     rows = []
     for result in results:
-        base = {"picture": PICTURE, "gpu": result.gpu, "algorithm": result.algorithm}
+        base = {"picture": PICTURE, "gpu": result.gpu, "algorithm": result.algorithm} | pass_cells(result)
         for tensor, t in result.traffic_by_tensor().items():
             for level, direction, amount in (
                 ("HBM", "read", t.hbm_read_bytes),
@@ -66,7 +66,8 @@ def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None) -
         figure = new_figure(9.0, len(panels) * (0.75 + 0.3 * most) + 0.4)
         axes = figure.subplots(len(panels), 2, squeeze=False, sharey="row", width_ratios=(1, 1.25))
         for (gpu, level), (left, right) in zip(panels, axes, strict=True):
-            _bars(left, right, [r for r in rows if r["gpu"] == gpu and r["level"] == level], f"{gpu}, {_TITLES[level]}")
+            own = [r for r in rows if r["gpu"] == gpu and r["level"] == level]
+            _bars(left, right, own, f"{panel_title(gpu, own)}, {_TITLES[level]}")
         axes[-1, 0].set_xlabel("bytes")
         axes[-1, 1].set_xlabel("share of the bytes, %")
         _legend(figure)
@@ -180,6 +181,7 @@ def sweep_rows(swept: str, series: Iterable[tuple[float, str, Result | None, dic
     rows = []
     for x, name, result, more in series:
         row = {"picture": f"{PICTURE}-{swept}", "series": name, "x": x, **more}
+        row |= pass_cells(result) if result is not None else {}
         if result is not None:
             row |= {
                 "gpu": result.gpu,
@@ -204,8 +206,9 @@ def plot_io_sweep(rows: Sequence[Row]) -> tuple[Figure, Any]:
         figure = new_figure(8.2, height * len(gpus))
         axes = figure.subplots(len(gpus), 1, squeeze=False)[:, 0]
         for ax, gpu in zip(axes, gpus, strict=True):
-            _sweep_panel(ax, [row for row in drawn if row["base_gpu"] == gpu], SWEEPS[swept][0], height - 0.9)
-            ax.set_title(f"{gpu}: bytes moved", loc="left", fontweight="bold")
+            own = [row for row in drawn if row["base_gpu"] == gpu]
+            _sweep_panel(ax, own, SWEEPS[swept][0], height - 0.9)
+            ax.set_title(f"{panel_title(gpu, own)}: bytes moved", loc="left", fontweight="bold")
     return figure, axes
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 from typing import TYPE_CHECKING, Any, cast
 
-from simulator.plots.rows import Row
+from simulator.plots.rows import Row, panel_title, pass_cells
 from simulator.plots.style import (
     FAINT,
     INK,
@@ -140,6 +140,7 @@ def kernel_rows(result: Result, profile: Profile) -> list[Row]:
                     "flop_per_byte": flop / amount if amount else None,
                     "flop_per_s": flop / kernel.time_us * 1e6 if kernel.time_us else None,
                 }
+                | pass_cells(result)
             )
     return rows
 
@@ -291,7 +292,7 @@ def _panel(ax: Axes, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     ax.set_ylabel("TFLOP/s")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value / 1e12:g}")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.set_title(gpu, loc="left", fontweight="bold")
+    ax.set_title(panel_title(gpu, rows), loc="left", fontweight="bold")
     ax.grid(True, which="major", color=FAINT, lw=0.5)
     ax.set_axisbelow(True)
     _bandwidth_lines(ax, bandwidth, top, x_low, y_low)

@@ -6,12 +6,27 @@ import csv
 import io
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.bounded_read import read_at_most
 from simulator.errors import InputError
+from simulator.wording import PASSES
+
+if TYPE_CHECKING:
+    from simulator.result import Result
 
 Row = dict[str, Any]
+
+
+def pass_cells(result: Result) -> Row:
+    """The ``pass`` column of a result's rows: a forward pass needs none."""
+    return {"pass": result.problem.pass_} if result.problem.pass_ != "fwd" else {}
+
+
+def panel_title(gpu: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """A panel's GPU, and which pass its rows are of where it is not forward."""
+    passes = dict.fromkeys(PASSES[row["pass"]] for row in rows if row.get("pass") in PASSES)
+    return ", ".join((gpu, *passes))
 
 
 def rows_csv(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.plots.rows import Row
+from simulator.plots.rows import Row, panel_title, pass_cells
 from simulator.plots.style import (
     FAINT,
     INK,
@@ -41,6 +41,7 @@ def scale_rows(series: Iterable[tuple[int, str, str, Result | None, str]], memor
         row = {"picture": PICTURE, "kind": "point", "gpu": gpu, "algorithm": algorithm, "seqlen": seqlen}
         row["queries"] = result.problem.seqlen_q if result is not None else None
         if result is not None:
+            row |= pass_cells(result)
             row |= {
                 "time_us": result.time_us,
                 "peak_memory_bytes": result.peak_memory_bytes,
@@ -105,8 +106,8 @@ def plot_scale(rows: Sequence[Row]) -> tuple[Figure, Any]:
             own = [row for row in rows if row["gpu"] == gpu]
             _lines(left, own, "time_us", time_text, height - 0.9)
             _lines(right, own, "peak_memory_bytes", bytes_text, height - 0.9)
-            left.set_title(f"{gpu}: time", loc="left", fontweight="bold")
-            right.set_title(f"{gpu}: peak device memory", loc="left", fontweight="bold")
+            left.set_title(f"{panel_title(gpu, own)}: time", loc="left", fontweight="bold")
+            right.set_title(f"{panel_title(gpu, own)}: peak device memory", loc="left", fontweight="bold")
             left.set_ylabel("time")
             right.set_ylabel("bytes held")
     return figure, axes
