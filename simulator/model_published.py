@@ -71,9 +71,10 @@ UNMODELLED = {
     "megatron": "neither micro-batch nor recomputation is published: the largest that fits, and attention's as its "
     "manual recommends (kept instead: up to 20 % faster); all-reduce of gradients; operators that its JIT left unfused",
     "fused": "all-reduce of gradients and ZeRO's exchange (2 % by the repository's comments), data loading",
-    "days": "runs of May 2022: FlashAttention's taken with Megatron's cut, Megatron's with its example's recomputation. "
-    "400,000 steps (the repository's base.yaml) at the step times that its comments give three months later are 1.7 and "
-    "4.5 days for GPT-2 small and medium, the paper says 2.7 and 6.9: evaluation, checkpoints, data, that year's code",
+    "days": "runs of May 2022: FlashAttention's taken with Megatron's cut, Megatron's with its example's "
+    "recomputation. 400,000 steps (the repository's base.yaml) at the step times that its comments give three months "
+    "later are 1.7 and 4.5 days for GPT-2 small and medium, the paper says 2.7 and 6.9: evaluation, checkpoints, data, "
+    "that year's code",
     "mlperf": "its baseline's unpadding, LAMB and data pipeline; FA1's run skips unmasked tokens of the last layer",
 }
 
