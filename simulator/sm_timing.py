@@ -25,6 +25,10 @@ PERIOD_TRIPS = 4
 #: Iterations of a plain loop in the first attempt to see it steady, and in the last.
 FIRST_TRIPS = 8
 LONGEST_TRIPS = 64
+#: Share of a launch's iterations up to which a loop is not measured itself.
+RARE = 0.01
+#: Iterations of the main loop beside which the cost of one more iteration of another is measured.
+BESIDE_TRIPS = 4
 #: A loop length below FIRST_TRIPS that carries more of a launch's work than this is simulated itself.
 SHARE_OF_WORK = 0.03
 
@@ -77,7 +81,9 @@ class TripProfile:
                 found, times = np.unique(values, return_counts=True)
                 common = min(BASE_TRIPS, int(found[np.argmax(times)]))
             typical.append(common)
-            varies.append(bool(nested or values.min() != values.max() or values.max() > BASE_TRIPS))
+            # iterations of a loop that few make are taken to cost what the main loop's do
+            rare = not (nested or common or trip.condition) and values.sum() <= RARE * sum(v.sum() for v in counts)
+            varies.append(bool(nested or values.min() != values.max() or values.max() > BASE_TRIPS) and not rare)
         loops = [i for i, trip in enumerate(trips) if not trip.condition]
         if nested or not loops:
             return cls(tuple(typical), tuple(varies), None, 0)
@@ -200,10 +206,12 @@ def _time_marked(
     # the way into the steady state as this run shows it, the way out of it that is the same for every length
     way_out = ends[-1] - ends[inside] - (length - inside) * period
     tiles = [ends[n] + way_out - (ends[-1] - last_tile(run)) for n in range(inside)] + [last_tile(run)] * 2
+    beside_main = [i for i in range(len(trips)) if i != main and profile.varies[i]]
+    few = min(length, BESIDE_TRIPS)
+    # a long run may have fallen into another step than short ones
+    usual = last_tile(run_with(**{trips[main].coord: few}) if beside_main and few < length else run)
     for i, trip in enumerate(trips):
-        if i != main and profile.varies[i]:
-            few = min(length, FIRST_TRIPS)
-            usual = tiles[few] if few < inside else last_tile(run) - (length - few) * period
+        if i in beside_main:
             step, count = 1, base[trip.coord]
             try:
                 other = run_with(**{trip.coord: count + 1, trips[main].coord: few})
