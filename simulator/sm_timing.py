@@ -101,21 +101,23 @@ class TripProfile:
 def _steady(ends: tuple[float, ...]) -> tuple[float, bool]:
     """Cycles an iteration late in ``ends`` (one more entry than iterations), and whether they repeat with some pattern.
 
-    The last two iterations do not count: other roles that are done already leave the pipes to the rest.
+    The last two iterations do not count: other roles that are done already leave the pipes to the rest. Of a long
+    loop more of them may not: a loader is done as many iterations earlier as it has buffers.
     """
-    n = len(ends) - 3
-    steps = [b - a for a, b in pairwise(ends[: n + 1])]
-    for pattern in range(1, 7):
-        # patterns of several iterations may still drift: they have to be seen for longer
-        if n < (2 if pattern == 1 else 7 * pattern):
-            break
-        late, early = steps[-pattern:], steps[-2 * pattern : -pattern]
-        period = fsum(late) / pattern
-        if all(abs(a - b) <= 1e-3 * period for a, b in zip(late, early, strict=True)) and (
-            abs(fsum(late) - fsum(early)) <= 2e-4 * fsum(late)
-        ):
-            return period, True
-    n = max(n, 1)
+    last = len(ends) - 1
+    for n in (last - 2, last - max(2, last // 4) if last > 2 * FIRST_TRIPS else last - 2):
+        steps = [b - a for a, b in pairwise(ends[: n + 1])]
+        for pattern in range(1, 7):
+            # patterns of several iterations may still drift: they have to be seen for longer
+            if n < (2 if pattern == 1 else 7 * pattern):
+                break
+            late, early = steps[-pattern:], steps[-2 * pattern : -pattern]
+            period = fsum(late) / pattern
+            if all(abs(a - b) <= 1e-3 * period for a, b in zip(late, early, strict=True)) and (
+                abs(fsum(late) - fsum(early)) <= 2e-4 * fsum(late)
+            ):
+                return period, True
+    n = max(last - 2, 1)
     half = -(-n // 2)
     return (ends[n] - ends[n - half]) / half if len(ends) > 1 else 0.0, False
 

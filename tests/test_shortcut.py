@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from law_settings import laws
 from test_device_engine import CLOCK_HZ, EVERY_EVENT, GPU, run
 
-from algorithms import build_program, fa1_schedule
+from algorithms import MODULES, build_program, fa1_schedule
 from simulator import AttentionProblem, simulate
 from simulator.device import occupancy, run_kernel
 from simulator.errors import InputError
@@ -38,21 +38,37 @@ CASES = {
     # chunked: several iterations an event
     "fa2-long": ("fa2", P(heads=16, seqlen_q=16384, head_dim=128), {}),
     "fa3-causal-long": ("fa3", P(batch=2, heads=16, kv_heads=4, seqlen_q=16384, head_dim=128, causal=True), {}),
-    "fa2-causal-d64": ("fa2", P(batch=4, heads=8, seqlen_q=8192, head_dim=64, causal=True), {}),
+    "fa2-causal-d64": ("fa2", P(batch=8, heads=16, seqlen_q=8192, head_dim=64, causal=True), {}),
     "fa1-long": ("fa1", P(heads=8, seqlen_q=8192, head_dim=128), {}),
     "fa1-paper": ("fa1:flash_attn_1_paper", P(heads=32, seqlen_q=4096, head_dim=128), {}),
     # K and V of all sequences between two heads of a group come near the L2's capacity
     "fa2-group": ("fa2", P(batch=8, heads=8, kv_heads=2, seqlen_q=9977, head_dim=128, causal=True), {}),
     # repeating: many equal heads
-    "fa3-many-heads": ("fa3", P(batch=16, heads=16, seqlen_q=4096, head_dim=128), {}),
-    "fa2-many-heads": ("fa2", P(batch=32, heads=16, seqlen_q=2048, head_dim=128, causal=True), {}),
+    "fa3-many-heads": ("fa3", P(batch=16, heads=16, seqlen_q=4096, head_dim=128), {"budget": 50_000}),
+    "fa2-many-heads": ("fa2", P(batch=64, heads=32, seqlen_q=2048, head_dim=128, causal=True), {}),
     # a grid of very many short CTAs, of which most heads are left out; its scores exceed the L2
     "standard-many": ("standard", P(batch=20, heads=32, seqlen_q=1024, head_dim=128), {}),
     # a tenth of the usual events
     "fa2-coarse": ("fa2", P(batch=4, heads=16, seqlen_q=4096, head_dim=128), {"budget": 25_000}),
     "fa3-coarse": ("fa3", P(batch=8, heads=16, seqlen_q=4096, head_dim=128, causal=True), {"budget": 50_000}),
+    # backward passes and decoding
+    "fa1-backward": ("fa1", P(batch=8, heads=8, seqlen_q=8192, head_dim=64, causal=True, pass_="bwd"), {}),
+    "fa1-paper-backward": ("fa1:flash_attn_1_paper", P(heads=132, seqlen_q=4096, head_dim=64, pass_="bwd"), {}),
+    "fa2-backward": (
+        "fa2",
+        P(batch=4, heads=16, kv_heads=8, seqlen_q=8192, head_dim=128, causal=True, pass_="bwd"),
+        {},
+    ),
+    "fa3-backward": ("fa3", P(batch=8, heads=16, seqlen_q=8192, head_dim=128, pass_="bwd"), {}),
+    "standard-backward": ("standard", P(batch=40, heads=16, seqlen_q=1024, head_dim=64, pass_="bwd"), {}),
+    "decode": ("flash_decoding", P(batch=512, heads=32, kv_heads=8, seqlen_q=1, seqlen_k=16384, head_dim=128), {}),
+    "decode-fa2": (
+        "flash_decoding:torch_flash_splitkv",
+        P(batch=256, heads=32, kv_heads=8, seqlen_q=1, seqlen_k=16384, head_dim=128),
+        {},
+    ),
     # HBM-bound: a slow memory
-    "fa3-slow-hbm": ("fa3", P(batch=8, heads=132, seqlen_q=128, seqlen_k=8192, head_dim=128), {}),
+    "fa3-slow-hbm": ("fa3", P(batch=8, heads=132, seqlen_q=128, seqlen_k=8192, head_dim=128), {"budget": 10_000}),
 }
 
 
@@ -63,8 +79,17 @@ def test_shortcuts_equal_one_event_an_iteration(name):
     gpu = with_values(GPU, {"hbm_bandwidth_bytes_per_s": 1e12}) if name.endswith("slow-hbm") else GPU
     algorithm, _, implementation = algorithm.partition(":")
     program = build_program(algorithm, problem, gpu, implementation or None)
+    kernels = {kernel.name: kernel for kernel in program.kernels}
+    budget = how.get("budget", EVENT_BUDGET)
+    # some launch is long enough for a shortcut
+    assert max(iterations_of(kernel).sum() + 2 * kernel.ctas for kernel in kernels.values()) > budget
     for kernel in program.kernels:
         assert_same(kernel, program, gpu, **how)
+
+
+def test_every_algorithm_has_a_long_launch_and_a_backward_pass_where_it_has_one():
+    asked = {(algorithm.partition(":")[0], problem.pass_) for algorithm, problem, _ in CASES.values()}
+    assert asked == {(name, pass_) for name in MODULES for pass_ in ("fwd", "bwd")} - {("flash_decoding", "bwd")}
 
 
 @laws(6)

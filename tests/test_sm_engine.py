@@ -35,7 +35,7 @@ from simulator.program import (
 )
 from simulator.sm import TICKS_PER_CYCLE, run_sm, to_ticks
 from simulator.sm_costs import CAUSES, PIPES, SmSpec, compile_kernel
-from simulator.sm_timing import TripProfile, cycles_out_of_step, timing_of
+from simulator.sm_timing import FIRST_TRIPS, TripProfile, cycles_out_of_step, timing_of
 
 GPU = load_profile("h200_sxm")
 #: One lane-operation, byte or FLOP a cycle and no latency, so that cycles can be counted by hand.
@@ -220,6 +220,46 @@ def predicted(timing, k: int, masked: int, n: int, items: int = 1) -> float:
     row = timing.short_overhead_cycles[n] if n < len(timing.short_overhead_cycles) else timing.overhead_cycles
     tile_cycles = row[k] + masked * timing.period_cycles[0][k] + n * timing.period_cycles[1][k]
     return items * tile_cycles + (timing.first_extra_cycles[k] if items > 1 else 0.0)
+
+
+OTHERS = {
+    "standard": ("standard", None, {"head_dim": 128}),
+    "standard-backward": ("standard", None, {"head_dim": 128, "pass_": "bwd"}),
+    "fa1": ("fa1", None, {"causal": True}),
+    "fa1-paper": ("fa1", "flash_attn_1_paper", {}),
+    "fa1-backward": ("fa1", None, {"causal": True, "pass_": "bwd"}),
+    "fa1-paper-backward": ("fa1", "flash_attn_1_paper", {"pass_": "bwd"}),
+    "fa2-backward": ("fa2", None, {"head_dim": 128, "causal": True, "pass_": "bwd"}),
+    "fa3-backward": ("fa3", None, {"head_dim": 128, "causal": True, "pass_": "bwd"}),
+    "decode": ("flash_decoding", None, {"batch": 32, "seqlen_q": 1, "seqlen_k": 16384, "head_dim": 128}),
+    "decode-fa2": ("flash_decoding", "torch_flash_splitkv", {"batch": 32, "seqlen_q": 1, "seqlen_k": 16384}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_shortcut_of_every_other_loop(name):
+    """One loop of a hundred iterations in every kernel that has a long one. Products prefetch several slices of k: the
+    first iterations and the last ones do not wait for memory, those between do."""
+    algorithm, implementation, changes = OTHERS[name]
+    problem = AttentionProblem(**{"heads": 64, "seqlen_q": 4096, "head_dim": 64} | changes)
+    measured = 0
+    for kernel in build_program(algorithm, problem, GPU, implementation).kernels:
+        profile = TripProfile.of(kernel.trips, kernel.coords) if kernel.trips else None
+        if profile is None or profile.main is None or profile.longest < FIRST_TRIPS:
+            continue
+        spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
+        trips = {trip.coord: count for trip, count in zip(kernel.trips, profile.typical, strict=True)}
+        trips[kernel.trips[profile.main].coord] = 100
+        latencies = (200.0, 1500.0)
+        for residents in sorted({1, occupancy(kernel, GPU)}):
+            timing = timing_of(kernel, spec, latencies, residents, persistent=False)
+            for k, latency in enumerate(latencies):
+                full = run_sm(ticked(kernel, spec), kernel.semaphores, trips, latency, residents).end_cycles
+                counts = (trips[trip.coord] for trip in kernel.trips)
+                loops = sum(n * period[k] for n, period in zip(counts, timing.period_cycles, strict=True))
+                assert timing.overhead_cycles[k] + loops == pytest.approx(full, rel=1e-3), (kernel.name, residents)
+        measured += 1
+    assert measured
 
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])

@@ -35,9 +35,8 @@ def test_the_built_package_holds_its_data_and_runs_outside_the_checkout(tmp_path
         done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
 
-    shipped = {
-        n for n in wanted if n.split("/")[0] in PACKAGES and Path(n).suffix in (".py", ".yaml", ".csv", ".md", ".json", ".cu")
-    }
+    kinds = (".py", ".yaml", ".csv", ".md", ".json", ".cu")
+    shipped = {n for n in wanted if n.split("/")[0] in PACKAGES and Path(n).suffix in kinds}
     shipped |= {n for n in wanted if n.startswith("simulator/report/") or n.endswith("py.typed")}
     place = tmp_path / "installed"
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
