@@ -109,13 +109,14 @@ DEFAULT = "flash_attn_3"
 BACKWARD_DEFAULT = "flash_attn_4_sm90"
 
 
-def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> list[Op]:
-    """m, exp(S - m) in place, l, and alpha for the later rescale of O."""
+def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> tuple[list[Op], list[Op]]:
+    """m and alpha for the later rescale of O; exp(S - m) in place and l."""
     factor = (("scale", float(scale)),)
     return [
         Compute("copy", v["m_old"], (v["m"],), s.rows, 1),
         Compute("row_max", v["m"], (s, v["m_old"]), s.rows, s.cols),
         Compute("rescale_factor", v["alpha"], (v["m_old"], v["m"]), s.rows, 1, factor),
+    ], [
         Compute("exp", s, (s, v["m"]), s.rows, s.cols, factor),
         Compute("accumulate_sum", v["l"], (v["l"], v["alpha"], s), s.rows, s.cols),
     ]
@@ -195,8 +196,19 @@ def roles(
         def hide(col: Index) -> Compute:
             return mask_op(s, problem, row0, col, group, sinks=True)
 
-        modelled = [*_softmax(s, v, scale), *convert_p(), rescale()]
+        scores, exponentials = _softmax(s, v, scale)
+        modelled = [*scores, *exponentials, *convert_p(), rescale()]
         beyond = Instructions("softmax", residual_instructions(modelled, mix, rows * bc))
+        end_pv: list[Op] = [Await("O"), Release(v_pipe)]
+        if not mix.issue_interval_cycles:
+            while_pv_runs: list[Op] = [*scores, *exponentials, beyond]
+        elif d > 64:
+            # the compiler hoists the wait for PV: a third of softmax's instructions stand before it, ...
+            while_pv_runs = [*scores, beyond]
+        else:
+            # ... and at head dim 64 the row maximum alone (sass_fa3_loops.csv)
+            while_pv_runs = [*scores]
+        once_pv_is_done = [op for op in (*exponentials, beyond) if op not in while_pv_runs]
 
         def step(col: Index, is_masked: bool) -> list[Op]:
             mask = [*softcap_ops(s, problem), *([hide(col)] if is_masked else [])]
@@ -213,7 +225,8 @@ def roles(
                     Await("S"),
                     Release(k_pipe),
                     *mask,
-                    *_softmax(s, v, scale),
+                    *scores,
+                    *exponentials,
                     beyond,
                     *convert_p(),
                     rescale(),
@@ -231,10 +244,9 @@ def roles(
                 Await("S"),
                 Release(k_pipe),
                 *mask,
-                *_softmax(s, v, scale),
-                beyond,
-                Await("O"),
-                Release(v_pipe),
+                *while_pv_runs,
+                *end_pv,
+                *once_pv_is_done,
                 *convert_p(),
                 *last,
             ]
@@ -247,7 +259,8 @@ def roles(
                 Release(k_pipe),
                 *softcap_ops(s, problem),
                 hide(masked),
-                *_softmax(s, v, scale),
+                *scores,
+                *exponentials,
                 beyond,
                 *convert_p(),
                 fill(v["alpha"], 1.0),
@@ -291,6 +304,8 @@ def roles(
                 Release(o_pipe),
                 Store(View(v["lse"]), lse_tile(row0, rows)),
             ],
+            issue_interval_cycles=mix.issue_interval_cycles,
+            paced=mix.issue_interval_cycles > 0,
         )
 
     return (loader, *(consumer(i) for i in range(groups)))

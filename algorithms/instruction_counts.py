@@ -79,26 +79,28 @@ _FA2_BACKWARD = {
 }
 _FA2_SPLIT_128 = TileCounts(InstructionMix(19.06, 6.69, 3.89, 1.05, 3.02, 4.0), 2307, 0, 0)
 
-# (head dim, causal); wgmma instructions are few and long, so ``tensor`` says nothing of the tensor core's time.
+# (head dim, causal); wgmma instructions are few and long, so ``tensor`` says nothing of the tensor core's time. The
+# intervals are those of one warp beside its exponentials: (serial_cycles_30 - 8 exponentials) / instructions of the
+# unmasked loops of sass_fa3_loops.csv.
 _FA3_FORWARD = {
-    (64, False): InstructionMix(6.73, 2.52, 1.79, 1.02, 0.21, 0.17),
-    (64, True): InstructionMix(7.17, 2.82, 2.10, 1.04, 0.10, 0.19),
-    (128, False): InstructionMix(7.08, 2.97, 1.85, 1.02, 0.07, 0.22),
-    (128, True): InstructionMix(7.97, 3.33, 2.02, 1.04, 0.10, 0.25),
-    (192, False): InstructionMix(9.21, 4.09, 2.01, 1.04, 0.09, 0.34),
-    (192, True): InstructionMix(9.65, 4.17, 2.27, 1.04, 0.10, 0.34),
-    (256, False): InstructionMix(12.24, 5.63, 2.42, 1.05, 0.14, 0.53),
-    (256, True): InstructionMix(12.62, 5.77, 2.69, 1.05, 0.13, 0.53),
+    (64, False): InstructionMix(6.73, 2.52, 1.79, 1.02, 0.21, 0.17, issue_interval_cycles=1.67),
+    (64, True): InstructionMix(7.17, 2.82, 2.10, 1.04, 0.10, 0.19, issue_interval_cycles=1.73),
+    (128, False): InstructionMix(7.08, 2.97, 1.85, 1.02, 0.07, 0.22, issue_interval_cycles=1.73),
+    (128, True): InstructionMix(7.97, 3.33, 2.02, 1.04, 0.10, 0.25, issue_interval_cycles=1.68),
+    (192, False): InstructionMix(9.21, 4.09, 2.01, 1.04, 0.09, 0.34, issue_interval_cycles=1.79),
+    (192, True): InstructionMix(9.65, 4.17, 2.27, 1.04, 0.10, 0.34, issue_interval_cycles=1.74),
+    (256, False): InstructionMix(12.24, 5.63, 2.42, 1.05, 0.14, 0.53, issue_interval_cycles=1.78),
+    (256, True): InstructionMix(12.62, 5.77, 2.69, 1.05, 0.13, 0.53, issue_interval_cycles=1.77),
 }
 # V's transposition by the producer included
 _FA3_FP8_ON = "ncu, one H200, tokenspeed-fa3 20260810, 2026-11-30 (mix_launches_more_run1.csv, fa3_fp8_mix)"
 _FA3_FP8_FORWARD = {
-    (64, False): InstructionMix(6.52, 2.66, 1.92, 1.03, 0.13, 0.09, source=_FA3_FP8_ON),
-    (64, True): InstructionMix(7.02, 2.71, 2.16, 1.03, 0.14, 0.09, source=_FA3_FP8_ON),
-    (128, False): InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10, source=_FA3_FP8_ON),
-    (128, True): InstructionMix(7.57, 2.89, 2.43, 1.02, 0.25, 0.10, source=_FA3_FP8_ON),
-    (256, False): InstructionMix(10.03, 4.51, 2.58, 1.03, 0.45, 0.19, source=_FA3_FP8_ON),
-    (256, True): InstructionMix(10.60, 4.62, 2.83, 1.04, 0.50, 0.19, source=_FA3_FP8_ON),
+    (64, False): InstructionMix(6.52, 2.66, 1.92, 1.03, 0.13, 0.09, source=_FA3_FP8_ON, issue_interval_cycles=1.50),
+    (64, True): InstructionMix(7.02, 2.71, 2.16, 1.03, 0.14, 0.09, source=_FA3_FP8_ON, issue_interval_cycles=1.52),
+    (128, False): InstructionMix(7.01, 2.81, 2.10, 1.02, 0.22, 0.10, source=_FA3_FP8_ON, issue_interval_cycles=1.55),
+    (128, True): InstructionMix(7.57, 2.89, 2.43, 1.02, 0.25, 0.10, source=_FA3_FP8_ON, issue_interval_cycles=1.49),
+    (256, False): InstructionMix(10.03, 4.51, 2.58, 1.03, 0.45, 0.19, source=_FA3_FP8_ON, issue_interval_cycles=1.47),
+    (256, True): InstructionMix(10.60, 4.62, 2.83, 1.04, 0.50, 0.19, source=_FA3_FP8_ON, issue_interval_cycles=1.46),
 }
 
 # (head dim, masked) of flash_attn_4_sm90's main backward kernel, producer, dQ's writer, prologue and epilogue included,

@@ -242,13 +242,15 @@ class Role:
     """One instruction stream of a CTA: a loader, or ``warps`` warps that compute in step.
 
     ``issue_interval_cycles`` is what one warp alone takes from an instruction to the next, loads aside, where it was
-    counted (0: as the GPU's parameters say).
+    counted (0: as the GPU's parameters say). ``paced``: its instructions advance as one stream that cannot catch up
+    what it lost to others, and the interval is that beside exponentials (:mod:`simulator.warp_streams`).
     """
 
     name: str
     ops: Sequence[Any]
     warps: int = 4
     issue_interval_cycles: float = 0.0
+    paced: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ops", tuple(self.ops))

@@ -18,6 +18,7 @@ from simpy.events import Event, Process
 from simulator.event_loop import Alarm, EventLoop
 from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop, TimedOp, TimedRole
+from simulator.warp_streams import TENSOR, Job, WarpStreams
 
 #: Is told of every piece of work: pipe, first and last tick, whose it is.
 Observer = Callable[[str, int, int, Any], None]
@@ -30,6 +31,10 @@ _PORT_OUT = PIPE_INDEX["port_out"]
 _IN_ORDER = tuple(PIPE_INDEX[name] for name in ("tensor", "exp", "fp32", "alu"))
 _IN_ORDER_TENSOR = (*_IN_ORDER, PIPE_INDEX["issue"])
 _TENSOR_KINDS = ("matmul", "matmul_async")
+#: Units that the instructions of warps share, where they advance as streams with a pace of their own.
+_STREAM_UNITS = tuple(PIPE_INDEX[name] for name in ("exp", "fp32", "alu", "issue"))
+#: What a stream waits for that such a unit is short for.
+_SHORT_OF = {unit: "exp" if PIPES[unit] == "exp" else "fp32" for unit in _STREAM_UNITS} | {TENSOR: "tensor"}
 
 
 class _Counter:
@@ -87,7 +92,7 @@ class _Semaphore:
 class _Pending:
     """An operation under way on several pipes: over when its last part is, and some latency later usable."""
 
-    __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts")
+    __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts", "stream")
 
     def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None) -> None:
         self.env, self.parts, self.latency = env, parts, latency
@@ -95,6 +100,7 @@ class _Pending:
         #: A tick, or ``None`` while parts are running.
         self.done_at: Any = done_at
         self.is_load = False
+        self.stream: Job | None = None
 
     def part_done(self) -> None:
         self.parts -= 1
@@ -107,13 +113,21 @@ class _Pending:
 class Sm:
     """The shared state of one SM: its execution pipes, and when each transfer port is free."""
 
-    def __init__(self, env: EventLoop, latency_ticks: int, observer: Observer | None = None) -> None:
+    def __init__(
+        self, env: EventLoop, latency_ticks: int, observer: Observer | None = None, paced: bool = False
+    ) -> None:
         self.env, self.latency, self.observer = env, latency_ticks, observer
-        self.pipes = {
-            PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in TRANSFER_PIPES
-        }
+        self.streams = WarpStreams(env, _STREAM_UNITS, self._watch_streams()) if paced else None
+        apart = (*TRANSFER_PIPES, *(PIPES[unit] for unit in _STREAM_UNITS if paced))
+        self.pipes = {PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in apart}
         self.free = {PIPE_INDEX[name]: 0 for name in TRANSFER_PIPES}
         self.transferred = dict.fromkeys(self.free, 0)
+
+    def _watch_streams(self) -> Callable[[int, int, int, object], None] | None:
+        observer = self.observer
+        if observer is None:
+            return None
+        return lambda unit, start, end, stream: observer(PIPES[unit], start, end, stream)
 
     def _watch(self, name: str) -> Callable[[int, int, object], None] | None:
         observer = self.observer
@@ -121,13 +135,25 @@ class Sm:
             return None
         return lambda start, end, stream: observer(name, start, end, stream)
 
-    def execute(self, stream: str, work: Sequence[tuple[int, int]], latency: int, kind: str = "work") -> _Pending:
+    def execute(
+        self, stream: str, work: Sequence[tuple[int, int]], latency: int, kind: str = "work", least: int = 0
+    ) -> _Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
         ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
+        ``least``: ticks that a stream with a pace of its own needs for it.
         """
-        pending = _Pending(self.env, len(work), latency, None if work else self.env.now)
         in_order = _IN_ORDER_TENSOR if kind in _TENSOR_KINDS else _IN_ORDER
+        together: dict[int, int] = {}
+        if self.streams is not None:
+            together = {pipe: ticks for pipe, ticks in work if pipe not in self.pipes}
+            work = [(pipe, ticks) for pipe, ticks in work if pipe in self.pipes]
+        parts = len(work) + bool(together)
+        pending = _Pending(self.env, parts, latency, None if parts else self.env.now)
+        if self.streams is not None and together:
+            tensor = kind in _TENSOR_KINDS
+            least = max(ticks for _, ticks in work) if tensor else least
+            pending.stream = self.streams.submit(stream, together, least, pending.part_done, first=tensor)
         for pipe, ticks in work:
             queue = "batches" if pipe in in_order else stream
             self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
@@ -150,7 +176,9 @@ class Sm:
 
     def busy(self) -> list[int]:
         """Ticks of work that each pipe was given, in the order of :data:`PIPES`."""
-        return [self.transferred[i] if i in self.transferred else self.pipes[i].busy for i in range(len(PIPES))]
+        streams = {} if self.streams is None else self.streams.busy
+        apart = {**self.transferred, **streams}
+        return [apart[i] if i in apart else self.pipes[i].busy for i in range(len(PIPES))]
 
 
 def _ignore() -> None:
@@ -229,7 +257,7 @@ class _RoleProcess:
                 continue
             kind, start = op.kind, env.now
             if kind == "work" or kind == "matmul":
-                pending = sm.execute(self.label, op.work, op.latency, kind)
+                pending = sm.execute(self.label, op.work, op.latency, kind, op.minimum)
                 if pending.done_at is None:
                     pending.event = env.event()
                     yield pending.event
@@ -302,9 +330,18 @@ class _RoleProcess:
                 cause = op.cause
                 if kind == "await" and pending is not None and pending.is_load:
                     cause = "memory"
-                self.waited[cause] += env.now - start
+                stream = pending.stream if op.paced and pending is not None else None
+                booked = self._book(op.paced, stream) if stream is not None else 0
+                self.waited[cause] += env.now - start - booked
                 if sm.observer is not None:
                     sm.observer("role:" + self.label, start, env.now, cause if kind in ("work", "matmul") else kind)
+
+    def _book(self, own: Iterable[tuple[str, int]], job: Job) -> int:
+        """Book a stream's own ``own`` (cause, ticks) and what it lost to others; returns their sum."""
+        lost = [(_SHORT_OF[unit], round(ticks)) for unit, ticks in job.lost.items()]
+        for cause, ticks in (*own, *lost):
+            self.waited[cause] += ticks
+        return sum(ticks for _, ticks in (*own, *lost))
 
     def _release(self, key: str) -> None:
         cta = self.cta
@@ -316,6 +353,10 @@ class _RoleProcess:
             freed = min(counts.values()) - slots.value
             if freed > 0:
                 slots.add(freed)
+
+
+def _paced(ops: Iterable[Any]) -> bool:
+    return any(_paced(op.body) if isinstance(op, TimedLoop) else bool(op.paced) for op in ops)
 
 
 def to_ticks(ops: Iterable[Any]) -> tuple[Any, ...]:
@@ -336,6 +377,7 @@ def to_ticks(ops: Iterable[Any]) -> tuple[Any, ...]:
                     op.key,
                     op.number,
                     op.consumers,
+                    tuple((cause, round(cycles * TICKS_PER_CYCLE)) for cause, cycles in op.paced),
                 )
             )
     return tuple(out)
@@ -377,7 +419,7 @@ def run_sm(
     the trip coordinate whose iterations are recorded.
     """
     env = EventLoop()
-    sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer)
+    sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer, any(_paced(ops) for _, _, ops in roles))
     by_cta, ends = [], []
     least_warps = min(4, max(warps for _, warps, _ in roles))
     for resident in range(residents):

@@ -81,6 +81,8 @@ class SmSpec:
     tensor_issue_share: float
     elementwise_latency: float
     barrier_latency: float
+    #: Cycles from one instruction of a warp to the next beside exponentials, where its compiled code was looked at.
+    issue_interval: float = 0.0
 
     @classmethod
     def of(cls, profile: Profile, physics: Physics, path: str, dtype: str) -> SmSpec:
@@ -122,7 +124,8 @@ class Timed:
     """A compiled operation: ``kind``, cycles of work by pipe index, extra latency, and what its waiter waits for.
 
     ``minimum`` is the least time in cycles that the role itself needs (fewer than four warps cannot use all
-    sub-partitions). ``key`` names a pipe, token, barrier or semaphore; ``number`` is its stages or parties.
+    sub-partitions). ``key`` names a pipe, token, barrier or semaphore; ``number`` is its stages or parties. ``paced``:
+    the work advances as one stream (:mod:`simulator.warp_streams`) whose ``minimum`` consists of these cycles by cause.
     """
 
     kind: str
@@ -133,6 +136,7 @@ class Timed:
     key: str = ""
     number: int = 1
     consumers: int = 1
+    paced: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,14 @@ def _compute_work(lanes: Mapping[str, float], warps: int, spec: SmSpec) -> tuple
     plain = cycles.get("fp32", 0.0) + cycles.get("alu", 0.0)
     cause = "exp" if cycles.get("exp", 0.0) >= plain and cycles.get("exp", 0.0) > 0 else "fp32"
     return [(PIPE_INDEX[p], c) for p, c in cycles.items()], minimum, cause
+
+
+def _paced(work: Iterable[tuple[int, float]], warps: int, spec: SmSpec) -> tuple[tuple[str, float], ...]:
+    """Cycles by cause of a warp's stream alone: its exponentials, its other issue slots, and what they wait between."""
+    cycles = dict(work)
+    alone = max(1.0, warps / 4) * min(1.0, warps / 4)
+    slots, exp = (cycles.get(PIPE_INDEX[name], 0.0) / alone for name in ("issue", "exp"))
+    return ("exp", exp), ("fp32", slots), ("latency", slots * (spec.issue_interval - 1.0))
 
 
 def _compile_op(op: Op, warps: int, spec: SmSpec) -> TimedOp:
@@ -267,6 +279,12 @@ def compile_ops(ops: Iterable[Op], warps: int, spec: SmSpec) -> tuple[TimedOp, .
         if stream:
             work, minimum, cause = _compute_work(stream, warps, spec)
             if work:
+                if spec.issue_interval:
+                    parts = _paced(work, warps, spec)
+                    minimum = max(minimum, sum(part for _, part in parts))
+                    compiled.append(Timed("work", tuple(work), 0.0, minimum, cause, paced=parts))
+                    stream.clear()
+                    return
                 # more than one warp on a sub-partition: the others' instructions hide the latency of each
                 busy = max(max(cycles for _, cycles in work), minimum)
                 latency = max(0.0, spec.elementwise_latency - busy * (1.0 - 1.0 / max(1.0, warps / 4)))
@@ -299,7 +317,9 @@ def compile_kernel(kernel: Kernel, spec: SmSpec) -> tuple[TimedRole, ...]:
     compiled = []
     for role in kernel.roles:
         own = spec
-        if role.issue_interval_cycles:
+        if role.paced:
+            own = replace(spec, issue_interval=role.issue_interval_cycles, warp_issue_rate=1.0)
+        elif role.issue_interval_cycles:
             # counted, dependent operations' latencies included
             lanes = spec.issue_lanes * spec.mixed_issue_efficiency
             rate = min(spec.warp_issue_rate, 1.0 / role.issue_interval_cycles) / spec.mixed_issue_efficiency
@@ -314,6 +334,11 @@ def _shared(ops: Iterable[TimedOp], ctas: int) -> tuple[TimedOp, ...]:
     return tuple(
         replace(op, body=_shared(op.body, ctas))
         if isinstance(op, TimedLoop)
-        else replace(op, work=tuple((pipe, c / ctas) for pipe, c in op.work), minimum=op.minimum / ctas)
+        else replace(
+            op,
+            work=tuple((pipe, c / ctas) for pipe, c in op.work),
+            minimum=op.minimum / ctas,
+            paced=tuple((cause, c / ctas) for cause, c in op.paced),
+        )
         for op in ops
     )
