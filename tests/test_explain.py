@@ -19,8 +19,8 @@ H100, H200, A100 = (load_profile(name) for name in ("h100_sxm", "h200_sxm", "a10
 PREFILL = AttentionProblem(1, 16, seqlen_q=2048, causal=True)
 DECODE = AttentionProblem(8, 32, 8, 1, 4096)
 #: 34 MB of keys and values, which an H100's L2 holds.
-CACHE = DECODE.with_(batch=2)
-LONG = PREFILL.with_(seqlen_q=8192, seqlen_k=8192)
+CACHE = DECODE.with_(batch=4, seqlen_k=2048)
+LONG = PREFILL.with_(batch=2 * PREFILL.batch, seqlen_q=8192, seqlen_k=8192)
 
 
 #: The causes of one call are asked for again and again: each is simulated once.
