@@ -193,4 +193,4 @@ def test_key_blocks_that_stand_for_their_neighbours(monkeypatch, implementation,
     for name in ("l2_read_bytes", "l2_write_bytes"):
         assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=1e-3)
     for name in ("hbm_read_bytes", "hbm_write_bytes"):
-        assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=3 * HBM_BYTES)
+        assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=4 * HBM_BYTES)
