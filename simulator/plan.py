@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 import numpy as np
 
 from simulator.accesses import Access, access_bytes, index_values, kernel_accesses, tensor_table
 from simulator.memory import WIDE_BLOCK_ROWS, WIDE_COLS
-from simulator.program import Kernel, once_a_kernel
+from simulator.program import Index, Kernel, once_a_kernel
 
 #: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
 EVENT_BUDGET = 250_000
@@ -140,7 +139,8 @@ def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> int:
         return 0
     if any((kernel.coords[trip.coord] != kernel.coords[trip.coord][0]).any() for trip in kernel.trips):
         return 0
-    if not all(_whole_tiles(access, kernel) for access in kernel_accesses(kernel)):
+    ranges = {name: (int(values.min()), int(values.max())) for name, values in kernel.coords.items()}
+    if not all(_whole_tiles(access, ranges) for access in kernel_accesses(kernel)):
         return 0
     seen = min(n, slots)
     middle = _part(kernel, (n - seen) // 2, (n + seen) // 2)
@@ -163,19 +163,23 @@ def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> int:
     return unit
 
 
-def _whole_tiles(access: Access, kernel: Kernel) -> bool:
-    """Whether no CTA's tile of ``access`` is cut by its tensor's end. All CTAs make as many iterations."""
-    place, ends = access.tile, []
-    for last in (False, True):
-        env: dict[str, Any] = dict(kernel.coords)
-        for loop in access.loops:
-            env[loop.var] = np.maximum(index_values(loop.count, env) - 1, 0) if last else 0
-        ends.append([index_values(index, env) for index in (place.head, place.row, place.col)])
-    sizes = (1, place.rows, place.cols), (place.tensor.heads, place.tensor.rows, place.tensor.cols)
-    return all(
-        min(int(at.min()) for at in axis) >= 0 and max(int(at.max()) for at in axis) + size <= limit
-        for axis, size, limit in zip(zip(*ends, strict=True), *sizes, strict=True)
-    )
+def _whole_tiles(access: Access, ranges: dict[str, tuple[int, int]]) -> bool:
+    """Whether no tile of ``access`` is cut by its tensor's end, with the CTAs' coordinates in ``ranges``."""
+    place, env = access.tile, dict(ranges)
+    for loop in access.loops:
+        env[loop.var] = (0, max(0, _range(loop.count, env)[1] - 1))
+    tensor = place.tensor
+    axes = (place.head, 1, tensor.heads), (place.row, place.rows, tensor.rows), (place.col, place.cols, tensor.cols)
+    return all(low >= 0 and high + size <= limit for index, size, limit in axes for low, high in [_range(index, env)])
+
+
+def _range(index: Index, ranges: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """The least and the greatest value of ``index`` with its variables in ``ranges``."""
+    low = high = index.const
+    for name, factor in index.terms:
+        ends = [factor * end for end in ranges[name]]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
 
 
 def _part(kernel: Kernel, first: int, last: int) -> Kernel:

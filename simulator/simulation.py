@@ -28,6 +28,8 @@ from simulator.traffic import executed_work
 WARM_CALLS = 30
 #: Share of the event budget that the search for a launch's clock may use when the launch is too long to replay often.
 CLOCK_BUDGET_SHARE = 0.1
+#: Iterations of a CTA from which two waves are enough for that search instead of four.
+LONG_CTA = 500
 #: Replays in search of a launch's clock, after which the last one's holds.
 MOST_CLOCK_TRIES = 3
 
@@ -272,9 +274,11 @@ def _run_at_its_clock(
 
 
 def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]:
-    """``kernel`` with every n-th wave of its CTAs only, where the least events of all exceed ``budget`` (four waves at
-    least), and how many times their number it has."""
-    every = min(least_events(kernel) // (2 * budget), kernel.ctas // (4 * slots))
+    """``kernel`` with every n-th wave of its CTAs only, where the least events of all exceed ``budget`` (at least two
+    or four waves), and how many times their number it has."""
+    # a wave of long CTAs says as much as several of short ones
+    waves = 2 if int(iterations_of(kernel).sum()) > LONG_CTA * kernel.ctas else 4
+    every = min(least_events(kernel) // (2 * budget), kernel.ctas // (waves * slots))
     if every < 2 or kernel.times > 1:
         return kernel, 1.0
     kept = np.arange(kernel.ctas) // slots % every == 0

@@ -10,20 +10,26 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
 import pytest
 from bench_simulate import problem_of
 
-from simulator import AttentionProblem, load_profile, simulate
+from simulator import AttentionProblem, load_profile, simulate, sweep
 from simulator.errors import InputError
 from simulator.predict import predict_frame
+from simulator.sweep.designs import points_of
+from simulator.sweep.points import Settings, evaluate_batch
+from simulator.sweep.spec import read_spec
 
 pytest.importorskip("pytest_benchmark", reason="pip install '.[test]' brings pytest-benchmark")
 
 GPU = load_profile("h200_sxm")
-LENGTHS = {"1k": 1024, "8k": 8192, "64k": 65_536, "512k": 524_288}
+LENGTHS = {"1k": 1024, "8k": 8192, "64k": 65_536, "512k": 524_288, "1M": 1_048_576}
+#: 10,000 points: every rate of the GPU and the size of the problem.
+SPACE = Path(sweep.__file__).parent / "examples" / "design_space.yaml"
 ALGORITHMS = ("standard", "fa1", "fa2", "fa3")
 cpu_seconds = pytest.mark.benchmark(timer=time.process_time)
 
@@ -77,6 +83,16 @@ def test_predict_a_thousand_rows(benchmark, jobs):
     benchmark.extra_info["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
+@cpu_seconds
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_forty_points_of_a_sweep(benchmark, algorithm):
+    """The first of the shipped design space, with this algorithm, in one process."""
+    spec = read_spec(SPACE)
+    points = [replace(point, algorithm=algorithm) for point in points_of(spec)[:80:2]]
+    rows = benchmark.pedantic(evaluate_batch, (points, Settings.of(spec)), rounds=1)
+    assert len(rows) == 40
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("gpus",), ("compare",)], ids=["help", "gpus", "compare"])
 def test_from_a_new_process(benchmark, arguments):
     """Machine code is there already; the first run of all compiles it."""
@@ -92,10 +108,10 @@ def test_the_very_first_run(benchmark, tmp_path, monkeypatch):
 
 
 def test_memory_of_a_long_call(benchmark):
-    """Most memory (MB) of a process that simulates 512k tokens of each flash algorithm."""
+    """Most memory (MB) of a process that simulates 1M tokens of each flash algorithm."""
     script = (
         "import resource; from bench_simulate import problem_of; from simulator import load_profile, simulate\n"
-        "for a in ('fa1', 'fa2', 'fa3'): simulate(a, problem_of(a, 524288, True, False), load_profile('h200_sxm'))\n"
+        "for a in ('fa1', 'fa2', 'fa3'): simulate(a, problem_of(a, 1048576, True, False), load_profile('h200_sxm'))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6)"
     )
 
