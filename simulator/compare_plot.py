@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.comparison import Comparison
 from simulator.palette import algorithm_colour
-from simulator.plots.style import time_text
+from simulator.plots.style import time_text, title_height_in, title_lines
 from simulator.wording import problem_text
 
 if TYPE_CHECKING:
@@ -20,9 +20,11 @@ def plot_comparison(comparison: Comparison) -> tuple[Figure, Any]:
 
     groups = comparison.by_gpu()
     rows = max(len(entries) for _, entries in groups)
-    figure = Figure(figsize=(8, 0.9 + len(groups) * (0.7 + 0.34 * rows)), layout="constrained")
+    titles = [title_lines(profile.name, 6.0, 10) for profile, _ in groups]
+    height = 0.9 + len(groups) * (0.7 + 0.34 * rows + title_height_in(titles))
+    figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True)[:, 0]
-    for ax, (profile, entries) in zip(axes, groups, strict=True):
+    for ax, title, (_, entries) in zip(axes, titles, groups, strict=True):
         names = [entry.label for entry in entries]
         times = [entry.result.time_us / 1e3 if entry.result else 0.0 for entry in entries]
         places = range(len(entries))
@@ -37,15 +39,15 @@ def plot_comparison(comparison: Comparison) -> tuple[Figure, Any]:
             ax.text(time, place, f" {text}", va="center", fontsize=8)
         ax.set_yticks(places, names)
         ax.invert_yaxis()
-        ax.set_title(profile.name, loc="left", fontsize=10)
+        ax.set_title(title, loc="left", fontsize=10)
         ax.tick_params(labelbottom=True)
         ax.spines[["top", "right"]].set_visible(False)
     # room to the right of the longest bar for its text
     longest = max((entry.result.time_us / 1e3 for entry in comparison.entries if entry.result), default=0.0)
     axes[-1].set_xlim(0, 1.45 * longest or 1.0)
     axes[-1].set_xlabel("time, ms (beside the bars: time, limiter, speed-up over standard)")
-    title = problem_text(comparison.problem)
+    asked = problem_text(comparison.problem)
     if comparison.decode_problem is not None:
-        title += "\n* decode: one query a sequence, same keys"
-    figure.suptitle(title, fontsize=9)
+        asked += "\n* decode: one query a sequence, same keys"
+    figure.suptitle(asked, fontsize=9)
     return figure, axes

@@ -32,7 +32,7 @@ class Entry:
     ``lacking`` are the capabilities that the GPU lacks. ``speedup`` is over ``standard`` on the same problem
     (``None`` where either could not run); ``decode`` marks an algorithm that ran the decode problem of the comparison,
     ``padded`` one that ran every sequence as long as the longest, where the problem gives each its own length;
-    ``automatic`` what a framework chose.
+    ``automatic`` what a framework chose, ``several`` one of several implementations of an algorithm.
     """
 
     algorithm: str
@@ -46,13 +46,15 @@ class Entry:
     decode: bool = False
     padded: bool = False
     automatic: bool = False
+    several: bool = False
 
     @property
     def label(self) -> str:
         """What tables and pictures call it."""
         if self.automatic and self.algorithm != AUTO:
             return f"{AUTO}: {self.algorithm}" + (" padded" if self.padded else "")
-        return self.algorithm + ("*" if self.decode else "") + (" padded" if self.padded else "")
+        name = f"{self.algorithm}:{self.implementation}" if self.several else self.algorithm
+        return name + ("*" if self.decode else "") + (" padded" if self.padded else "")
 
     @property
     def peak_path(self) -> str:
@@ -231,11 +233,16 @@ def compare(
         return _noted(_against(done[own], done[base]), note, automatic)
 
     entries = [item if isinstance(item, Entry) else finished(*item) for item in order]
+    kernels: dict[tuple[str, str], set[str]] = {}
+    for entry in entries:
+        if not entry.automatic:
+            kernels.setdefault((entry.profile.name, entry.algorithm), set()).add(entry.implementation)
     entries = [
         replace(
             entry,
             decode=not entry.automatic and entry.problem not in (problem, padded(problem)),
             padded=is_varlen(problem) and not is_varlen(entry.problem),
+            several=len(kernels.get((entry.profile.name, entry.algorithm), ())) > 1,
         )
         for entry in entries
     ]

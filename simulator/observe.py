@@ -238,9 +238,13 @@ def _observe_sm(
     clock_hz: float,
     iterations: int,
 ) -> SmObservation:
-    """Follow one CTA: of those that run while the GPU is full, the one with the median duration."""
+    """Follow one CTA: of those that have something to walk, the one with the median duration."""
     durations = ctas[:, 2] - ctas[:, 1]
-    cta = int(np.argsort(durations, kind="stable")[len(durations) // 2])
+    by_duration = np.argsort(durations, kind="stable")
+    if kernel.trips:
+        walked = np.sum([kernel.coords[trip.coord] for trip in kernel.trips], axis=0) > 0
+        by_duration = by_duration[walked[by_duration]] if walked.any() else by_duration
+    cta = int(by_duration[len(by_duration) // 2])
     trips = {trip.coord: int(kernel.coords[trip.coord][cta]) for trip in kernel.trips}
     timing = run.timings[-1]
     latency = _latency_for(durations[cta] * clock_hz / 1e6, kernel, timing, trips)

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.plots.rows import Row
-from simulator.plots.style import INK, MUTED, new_figure, picture_style, text_colour, time_text, tint
+from simulator.plots.style import (
+    INK,
+    MUTED,
+    new_figure,
+    picture_style,
+    text_colour,
+    time_text,
+    tint,
+    title_lines,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,9 +105,9 @@ def plot_contour(rows: Sequence[Row], gpu: str) -> tuple[Figure, Axes]:
         ax.annotate("today", (1.0, 1.0), xytext=(5, 4), textcoords="offset points", fontsize=8)
         for axis, name in ((ax.xaxis, rows[0]["x_parameter"]), (ax.yaxis, rows[0]["y_parameter"])):
             axis.set_major_formatter(lambda value, _: f"x{value:g}")
-            axis.set_label_text(f"{_name(name)}, times that of {gpu}")
+            axis.set_label_text(f"{_name(name)}, times today's")
         what = "time" if rows[0]["metric"] == "time" else f"{rows[0]['metric'].upper()} bytes"
-        ax.set_title(f"{algorithm}: {what}", loc="left")
+        ax.set_title(title_lines(f"{algorithm} on {gpu}: {what}", 5.2), loc="left")
         handles: list[Artist] = [
             Patch(color=tint(LIMITER_COLOURS[name], 0.22), label=f"limited by {name}") for name in limiters
         ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from simulator.plots.rows import Row, panel_title, pass_cells
+from simulator.plots.rows import Row, panel_title, pass_cells, series_names
 from simulator.plots.style import (
     FAINT,
     INK,
@@ -20,6 +20,8 @@ from simulator.plots.style import (
     series_colour,
     text_colour,
     tint,
+    title_height_in,
+    title_lines,
 )
 from simulator.result import Result
 
@@ -39,8 +41,9 @@ def io_rows(results: Iterable[Result]) -> list[Row]:
     At level ``HBM`` the direction ``dirty`` is what stays modified in L2 at the end of the run.
     """
     rows = []
-    for result in results:
-        base = {"picture": PICTURE, "gpu": result.gpu, "algorithm": result.algorithm} | pass_cells(result)
+    results = list(results)
+    for result, series in zip(results, series_names(results), strict=True):
+        base = {"picture": PICTURE, "gpu": result.gpu, "algorithm": series} | pass_cells(result)
         for tensor, t in result.traffic_by_tensor().items():
             for level, direction, amount in (
                 ("HBM", "read", t.hbm_read_bytes),
@@ -62,12 +65,14 @@ def plot_io(results: Iterable[Result] = (), rows: Sequence[Row] | None = None) -
     gpus = list(dict.fromkeys(row["gpu"] for row in rows))
     panels = [(gpu, level) for gpu in gpus for level in LEVELS]
     most = max(len({r["algorithm"] for r in rows if r["gpu"] == gpu}) for gpu in gpus)
+    parts = [[row for row in rows if row["gpu"] == gpu] for gpu, _ in panels]
+    names = [panel_title(gpu, own) for (gpu, _), own in zip(panels, parts, strict=True)]
+    titles = [title_lines(f"{name}, {_TITLES[level]}", 3.4) for name, (_, level) in zip(names, panels, strict=True)]
     with picture_style():
-        figure = new_figure(9.0, len(panels) * (0.75 + 0.3 * most) + 0.4)
+        figure = new_figure(9.0, len(panels) * (0.75 + 0.3 * most + title_height_in(titles)) + 0.4)
         axes = figure.subplots(len(panels), 2, squeeze=False, sharey="row", width_ratios=(1, 1.25))
-        for (gpu, level), (left, right) in zip(panels, axes, strict=True):
-            own = [r for r in rows if r["gpu"] == gpu and r["level"] == level]
-            _bars(left, right, own, f"{panel_title(gpu, own)}, {_TITLES[level]}")
+        for (_, level), title, own, (left, right) in zip(panels, titles, parts, axes, strict=True):
+            _bars(left, right, [row for row in own if row["level"] == level], title)
         axes[-1, 0].set_xlabel("bytes")
         axes[-1, 1].set_xlabel("share of the bytes, %")
         _legend(figure)
@@ -202,13 +207,15 @@ def plot_io_sweep(rows: Sequence[Row]) -> tuple[Figure, Any]:
     drawn = [row for row in rows if row.get("hbm_bytes") is not None]
     gpus = list(dict.fromkeys(row["base_gpu"] for row in drawn))
     height = 4.2
+    parts = [[row for row in drawn if row["base_gpu"] == gpu] for gpu in gpus]
+    names = [panel_title(gpu, own) for gpu, own in zip(gpus, parts, strict=True)]
+    titles = [title_lines(f"{name}: bytes moved", 5.4) for name in names]
     with picture_style():
-        figure = new_figure(8.2, height * len(gpus))
+        figure = new_figure(8.2, (height + title_height_in(titles)) * len(gpus))
         axes = figure.subplots(len(gpus), 1, squeeze=False)[:, 0]
-        for ax, gpu in zip(axes, gpus, strict=True):
-            own = [row for row in drawn if row["base_gpu"] == gpu]
+        for ax, title, own in zip(axes, titles, parts, strict=True):
             _sweep_panel(ax, own, SWEEPS[swept][0], height - 0.9)
-            ax.set_title(f"{panel_title(gpu, own)}: bytes moved", loc="left", fontweight="bold")
+            ax.set_title(title, loc="left", fontweight="bold")
     return figure, axes
 
 

@@ -7,7 +7,7 @@ from math import fsum
 from pathlib import Path
 
 from simulator.errors import InputError
-from simulator.plots.rows import Row
+from simulator.plots.rows import Row, series_names
 from simulator.result import Result
 
 
@@ -22,6 +22,7 @@ def measured_points(path: Path, results: Iterable[Result]) -> list[Row]:
     from simulator.validation import read_measurements
 
     results = list(results)
+    names = series_names(results)
     frame = read_measurements([path])
     if "measured_time_us" not in frame.columns:
         raise InputError(f"{path}:1: no column 'measured_time_us'; name a table of measurements")
@@ -35,9 +36,9 @@ def measured_points(path: Path, results: Iterable[Result]) -> list[Row]:
             continue  # rows of other kinds (failed measurements, unmodelled kernels) are no points
         if not time_us > 0:
             continue
-        for result in results:
+        for result, series in zip(results, names, strict=True):
             if (case.gpu, case.algorithm, case.problem) == (result.gpu, result.algorithm, result.problem):
-                points = _points(row, f"{path}:{number}", result, time_us)
+                points = [point | {"algorithm": series} for point in _points(row, f"{path}:{number}", result, time_us)]
                 if case.implementation and case.implementation != result.implementation:
                     points = [point | {"kernel": case.implementation} for point in points]
                 found += points

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import fsum
 from typing import TYPE_CHECKING, Any, cast
 
-from simulator.plots.rows import Row, panel_title, pass_cells
+from simulator.plots.rows import Row, panel_title, pass_cells, series_names
 from simulator.plots.style import (
     FAINT,
     INK,
@@ -22,6 +22,8 @@ from simulator.plots.style import (
     picture_style,
     series_colour,
     tint,
+    title_height_in,
+    title_lines,
 )
 from simulator.profile import Profile
 from simulator.result import KernelResult, Result
@@ -49,8 +51,9 @@ def roofline_rows(results: Iterable[Result], profiles: Iterable[Profile], measur
     """
     named = {profile.name: profile for profile in profiles}
     rows = [row for profile in named.values() for row in ceiling_rows(profile)]
-    for result in results:
-        rows += kernel_rows(result, named[result.gpu])
+    results = list(results)
+    for result, series in zip(results, series_names(results), strict=True):
+        rows += [row | {"algorithm": series} for row in kernel_rows(result, named[result.gpu])]
     rows += [{"picture": PICTURE, "kind": "measured"} | row for row in measured]
     return rows
 
@@ -176,8 +179,9 @@ def plot_roofline(
         for gpu in gpus
     ]
     height = max(4.3, 1.4 + 0.17 * max(map(len, labels)))
+    more = title_height_in(title_lines(panel_title(gpu, rows), 5.6) for gpu in gpus)
     with picture_style():
-        figure = new_figure(9.0, height * len(gpus) + 0.5)
+        figure = new_figure(9.0, (height + more) * len(gpus) + 0.5)
         axes = figure.subplots(len(gpus), 1, squeeze=False)[:, 0]
         for ax, gpu in zip(axes, gpus, strict=True):
             _panel(ax, gpu, [row for row in rows if row["gpu"] == gpu], height - 1.1)
@@ -292,7 +296,7 @@ def _panel(ax: Axes, gpu: str, rows: list[Row], axes_height_in: float) -> None:
     ax.set_ylabel("TFLOP/s")
     ax.yaxis.set_major_formatter(lambda value, _: f"{value / 1e12:g}")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.set_title(panel_title(gpu, rows), loc="left", fontweight="bold")
+    ax.set_title(title_lines(panel_title(gpu, rows), 5.6), loc="left", fontweight="bold")
     ax.grid(True, which="major", color=FAINT, lw=0.5)
     ax.set_axisbelow(True)
     _bandwidth_lines(ax, bandwidth, top, x_low, y_low)

@@ -15,6 +15,9 @@ from simulator.wording import PASSES
 if TYPE_CHECKING:
     from simulator.result import Result
 
+if TYPE_CHECKING:
+    from simulator.result import Result
+
 Row = dict[str, Any]
 
 
@@ -27,6 +30,16 @@ def panel_title(gpu: str, rows: Iterable[Mapping[str, Any]]) -> str:
     """A panel's GPU, and which pass its rows are of where it is not forward."""
     passes = dict.fromkeys(PASSES[row["pass"]] for row in rows if row.get("pass") in PASSES)
     return ", ".join((gpu, *passes))
+
+
+def series_names(results: Iterable[Result]) -> list[str]:
+    """What a picture calls each result: its algorithm, with the implementation where one GPU ran several of them."""
+    results = list(results)
+    ran: dict[tuple[str, str], set[str]] = {}
+    for result in results:
+        ran.setdefault((result.gpu, result.algorithm), set()).add(result.implementation)
+    several = {algorithm for (_, algorithm), implementations in ran.items() if len(implementations) > 1}
+    return [f"{r.algorithm}:{r.implementation}" if r.algorithm in several else r.algorithm for r in results]
 
 
 def rows_csv(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -20,6 +20,8 @@ from simulator.plots.style import (
     readable_log_ticks,
     series_colour,
     time_text,
+    title_height_in,
+    title_lines,
 )
 from simulator.result import Result
 
@@ -99,15 +101,19 @@ def plot_scale(rows: Sequence[Row]) -> tuple[Figure, Any]:
     """Time (left) and peak device memory (right) against sequence length; ``(figure, axes)``, axes ``[gpu, 2]``."""
     gpus = list(dict.fromkeys(row["gpu"] for row in rows))
     height = 3.9
+    shown = {gpu: panel_title(gpu, [row for row in rows if row["gpu"] == gpu]) for gpu in gpus}
+    kinds = ("time", "peak device memory")
+    titles = {gpu: [title_lines(f"{name}: {kind}", 3.4) for kind in kinds] for gpu, name in shown.items()}
+    more = title_height_in(title for pair in titles.values() for title in pair)
     with picture_style():
-        figure = new_figure(10.5, height * len(gpus))
+        figure = new_figure(10.5, (height + more) * len(gpus))
         axes = figure.subplots(len(gpus), 2, squeeze=False)
         for gpu, (left, right) in zip(gpus, axes, strict=True):
             own = [row for row in rows if row["gpu"] == gpu]
             _lines(left, own, "time_us", time_text, height - 0.9)
             _lines(right, own, "peak_memory_bytes", bytes_text, height - 0.9)
-            left.set_title(f"{panel_title(gpu, own)}: time", loc="left", fontweight="bold")
-            right.set_title(f"{panel_title(gpu, own)}: peak device memory", loc="left", fontweight="bold")
+            for ax, title in zip((left, right), titles[gpu], strict=True):
+                ax.set_title(title, loc="left", fontweight="bold")
             left.set_ylabel("time")
             right.set_ylabel("bytes held")
     return figure, axes

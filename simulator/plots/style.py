@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,27 @@ def tint(colour: str, strength: float) -> tuple[float, float, float]:
 def series_colour(series: str) -> str:
     """The colour of a series named after its algorithm, such as ``fa2`` or ``fa1:flash_attn_1_paper``."""
     return algorithm_colour(series.partition(":")[0])
+
+
+#: Height of a further line of a title, inches.
+TITLE_LINE_IN = 0.17
+
+
+def title_lines(text: str, width_in: float, size_pt: float = 9.5) -> str:
+    """``text`` in lines that fit ``width_in`` inches, broken behind commas and at spaces: the name of a changed GPU
+    lists its changes."""
+    most = max(12, int(width_in * 72 / (0.66 * size_pt)))
+    lines = [""]
+    for part in re.findall(r"[^ ,]*(?:,(?=\S)|,? +|$)", text):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def title_height_in(titles: Iterable[str]) -> float:
+    """What the longest of ``titles`` needs beyond one line, inches."""
+    return TITLE_LINE_IN * max((title.count("\n") for title in titles), default=0)
 
 
 def bytes_text(amount: float) -> str:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.plots.rows import Row
-from simulator.plots.style import FAINT, MUTED, new_figure, picture_style, series_colour, tint
+from simulator.plots.rows import Row, series_names
+from simulator.plots.style import (
+    FAINT,
+    MUTED,
+    new_figure,
+    picture_style,
+    series_colour,
+    tint,
+    title_height_in,
+    title_lines,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +51,8 @@ ROLE_KINDS = {
 }
 #: Bars of one launch in the GPU picture; more CTAs than that share bars.
 MOST_BARS = 6000
+#: Roles without warps of their own: their copies are seen in the pipes.
+_COPIERS = ("loader", "arrivals")
 #: Loop iterations in the window of the picture.
 _WINDOW_PERIODS = 4.0
 
@@ -49,14 +60,15 @@ _WINDOW_PERIODS = 4.0
 def sm_rows(observations: Iterable[Observation]) -> list[Row]:
     """Spans of one SM over a few loop iterations: ``lane``, ``role``, ``start_cycle``, ``end_cycle``, ``what``."""
     rows = []
-    for seen in observations:
+    observations = list(observations)
+    for seen, series in zip(observations, series_names(seen.result for seen in observations), strict=True):
         sm = seen.sm
         width = min(sm.end_cycles, _WINDOW_PERIODS * sm.period_cycles) if sm.period_cycles else sm.end_cycles
         start = max(0.0, 0.55 * sm.end_cycles - width / 2)
         base = {
             "picture": SM_PICTURE,
             "gpu": seen.result.gpu,
-            "algorithm": seen.result.algorithm,
+            "algorithm": series,
             "kernel": sm.kernel,
             "residents": sm.residents,
             "clock_mhz": sm.clock_hz / 1e6,
@@ -66,7 +78,7 @@ def sm_rows(observations: Iterable[Observation]) -> list[Row]:
         for span in sm.spans:
             if span.end_cycles <= start or span.start_cycles >= start + width:
                 continue
-            if span.track == "role" and span.role.endswith("loader"):
+            if span.track == "role" and span.role.endswith(_COPIERS):
                 continue
             lane = span.track if span.track != "role" else f"role {span.role}"
             if span.track != "role" and lane not in PIPE_LANES:
@@ -95,12 +107,14 @@ def plot_sm_timeline(observations: Iterable[Observation] = (), rows: Sequence[Ro
     for row in rows:
         panels.setdefault((row["algorithm"], row["gpu"], row["kernel"]), []).append(row)
     lanes = [len(_lanes(part)) for part in panels.values()]
+    titles = [title_lines(_sm_title(*names, part), 8.2) for names, part in panels.items()]
+    more = title_height_in(titles)
     with picture_style():
-        figure = new_figure(9.5, sum(0.3 * n + 0.95 for n in lanes) + 0.4)
+        figure = new_figure(9.5, sum(0.3 * n + 0.95 + more for n in lanes) + 0.4)
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[n + 1 for n in lanes])[:, 0]
-        for ax, ((algorithm, gpu, kernel), part) in zip(axes, panels.items(), strict=True):
+        for ax, title, ((algorithm, _gpu, _kernel), part) in zip(axes, titles, panels.items(), strict=True):
             _sm_panel(ax, algorithm, part)
-            ax.set_title(_sm_title(algorithm, gpu, kernel, part), loc="left", fontsize=9.5)
+            ax.set_title(title, loc="left", fontsize=9.5)
         axes[-1].set_xlabel("SM cycles since the CTA started")
         _role_legend(figure)
     return figure, axes
@@ -120,7 +134,7 @@ def _lanes(rows: list[Row]) -> list[str]:
 def _sm_panel(ax: Axes, algorithm: str, rows: list[Row]) -> None:
     lanes = _lanes(rows)
     low, high = rows[0]["window_start"], rows[0]["window_end"]
-    roles = sorted({row["role"] for row in rows if not row["role"].endswith("loader")})
+    roles = sorted({row["role"] for row in rows if not row["role"].endswith(_COPIERS)})
     colour = series_colour(algorithm)
     strengths = {role: 1.0 - 0.62 * i / max(1, len(roles) - 1) for i, role in enumerate(roles)}
     for index, lane in enumerate(lanes):
@@ -197,13 +211,14 @@ def gpu_rows(observations: Iterable[Observation]) -> list[Row]:
     last one's end. ``kernel_end_us`` is when the launch's last written byte has left.
     """
     rows = []
-    for seen in observations:
+    observations = list(observations)
+    for seen, series in zip(observations, series_names(seen.result for seen in observations), strict=True):
         for kernel in seen.kernels:
             together = -(-len(kernel.ctas) // MOST_BARS)
             base = {
                 "picture": GPU_PICTURE,
                 "gpu": seen.result.gpu,
-                "algorithm": seen.result.algorithm,
+                "algorithm": series,
                 "kernel": kernel.name,
                 "kernel_index": kernel.index,
                 "num_sms": kernel.num_sms,
@@ -242,14 +257,14 @@ def plot_gpu_timeline(
     panels: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         panels.setdefault((row["algorithm"], row["gpu"]), []).append(row)
+    titles = [title_lines(_gpu_title(*names, part), 8.2) for names, part in panels.items()]
     with picture_style():
-        figure = new_figure(9.5, 3.6 * len(panels))
+        figure = new_figure(9.5, (3.6 + title_height_in(titles)) * len(panels))
         axes = figure.subplots(2 * len(panels), 1, height_ratios=(4, 1) * len(panels)).reshape(len(panels), 2)
-        for (upper, lower), ((algorithm, gpu), part) in zip(axes, panels.items(), strict=True):
+        for (upper, lower), title, ((algorithm, _gpu), part) in zip(axes, titles, panels.items(), strict=True):
             _gpu_panel(upper, algorithm, part)
             end = max(max(row["end_us"], row["kernel_end_us"]) for row in part)
-            ctas = sum(row["ctas"] for row in part)
-            upper.set_title(f"{algorithm} on {gpu}: {ctas:,} work tiles, {_kernels(part)}", loc="left")
+            upper.set_title(title, loc="left")
             upper.set_ylabel("SM")
             upper.set_xlim(0, end)
             upper.tick_params(labelbottom=False)
@@ -258,6 +273,10 @@ def plot_gpu_timeline(
             lower.fill_between(times, shares, step="post", color=tint(series_colour(algorithm), 0.5), lw=0)
             lower.set(xlim=(0, end), ylim=(0, 105), ylabel="slots\nin use, %", xlabel="time, µs")
     return figure, axes
+
+
+def _gpu_title(algorithm: str, gpu: str, rows: list[Row]) -> str:
+    return f"{algorithm} on {gpu}: {sum(row['ctas'] for row in rows):,} work tiles, {_kernels(rows)}"
 
 
 def _mark_drains(ax: Axes, rows: list[Row], end: float) -> None:

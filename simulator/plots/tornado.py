@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from simulator.plots.rows import Row
-from simulator.plots.style import MUTED, new_figure, picture_style, series_colour, time_text, tint
+from simulator.plots.style import (
+    MUTED,
+    new_figure,
+    picture_style,
+    series_colour,
+    time_text,
+    tint,
+    title_height_in,
+    title_lines,
+)
 from simulator.sensitivity import PARAMETERS, Sensitivity
 
 if TYPE_CHECKING:
@@ -55,7 +64,11 @@ def plot_tornado(rows: Iterable[Row]) -> tuple[Figure, Axes]:
     height = 0.8 / len(algorithms)
     clipped = any(reach[key] > LONGEST * smooth for key in shown)
     with picture_style():
-        figure = new_figure(7.4, 1.5 + (0.16 + 0.13 * len(algorithms)) * max(3, len(shown)))
+        percent = 100 * rows[0]["step"]
+        title = f"{rows[0]['gpu']}: {percent:g} % more (solid) or less (pale) of one parameter"
+        title = title_lines(title, 5.4)
+        rows_height = (0.16 + 0.13 * len(algorithms)) * max(3, len(shown))
+        figure = new_figure(7.4, 1.5 + rows_height + title_height_in([title]))
         ax = figure.subplots()
         for index, algorithm in enumerate(algorithms):
             for place, key in enumerate(shown):
@@ -66,9 +79,8 @@ def plot_tornado(rows: Iterable[Row]) -> tuple[Figure, Axes]:
         ax.axvline(0, color=MUTED, linewidth=0.8)
         ax.set_yticks(range(len(shown)), [PARAMETERS.get(key, key) for key in shown])
         ax.set_ylim(len(shown) - 0.4, -0.6)
-        percent = 100 * rows[0]["step"]
         ax.set_xlabel("change of time, %")
-        ax.set_title(f"{rows[0]['gpu']}: {percent:g} % more (solid) or less (pale) of one parameter", loc="left")
+        ax.set_title(title, loc="left")
         from matplotlib.patches import Patch
 
         handles = [Patch(color=series_colour(a), label=_label(a, rows)) for a in algorithms]

@@ -193,7 +193,7 @@ def errors_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def figure(svg: str, name: str, caption: str, gpu: str | None = None) -> str:
     """An SVG of :func:`simulator.plots.style.svg_text` inside the page: its ids made unique, its series switchable."""
-    svg = re.sub(r'id="series-([^"]*)"', r'data-series="\1"', svg)
+    svg = re.sub(r'id="series-([^":]*)[^"]*"', r'data-series="\1"', svg)
     svg = svg.replace(' id="along-a-line"', "")
     svg = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'(xlink:href="|href="|url\()#', rf"\g<1>#{name}-", svg)
