@@ -15,9 +15,10 @@ from typing import Any
 
 from simpy.events import Event, Process
 
-from simulator.event_loop import Alarm, EventLoop
+from simulator.event_loop import EventLoop
 from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop, TimedOp, TimedRole
+from simulator.sm_waiting import Counter, Pending, Semaphore
 from simulator.warp_streams import TENSOR, Job, WarpStreams
 
 #: Is told of every piece of work: pipe, first and last tick, whose it is.
@@ -35,79 +36,6 @@ _TENSOR_KINDS = ("matmul", "matmul_async")
 _STREAM_UNITS = tuple(PIPE_INDEX[name] for name in ("exp", "fp32", "alu", "issue"))
 #: What a stream waits for that such a unit is short for.
 _SHORT_OF = {unit: "exp" if PIPES[unit] == "exp" else "fp32" for unit in _STREAM_UNITS} | {TENSOR: "tensor"}
-
-
-class _Counter:
-    """A monotonically growing count that processes can wait on."""
-
-    __slots__ = ("env", "value", "waiters")
-
-    def __init__(self, env: EventLoop, value: int = 0) -> None:
-        self.env, self.value = env, value
-        self.waiters: list[tuple[int, Event]] = []
-
-    def add(self, amount: int = 1) -> None:
-        self.value += amount
-        if self.waiters:
-            ready = [event for target, event in self.waiters if target <= self.value]
-            self.waiters = [(t, e) for t, e in self.waiters if t > self.value]
-            for event in ready:
-                event.succeed()
-
-    def fill(self, alarm: Alarm) -> None:
-        """:meth:`add` as what an alarm calls."""
-        self.add()
-
-    def reach(self, target: int) -> Event | None:
-        """An event to wait for, or ``None`` when ``target`` is reached already."""
-        if self.value >= target:
-            return None
-        event = self.env.event()
-        self.waiters.append((target, event))
-        return event
-
-
-class _Semaphore:
-    __slots__ = ("env", "units", "waiters")
-
-    def __init__(self, env: EventLoop, units: int) -> None:
-        self.env, self.units = env, units
-        self.waiters: list[Event] = []
-
-    def take(self) -> Event | None:
-        if self.units > 0:
-            self.units -= 1
-            return None
-        event = self.env.event()
-        self.waiters.append(event)
-        return event
-
-    def give(self) -> None:
-        if self.waiters:
-            self.waiters.pop(0).succeed()
-        else:
-            self.units += 1
-
-
-class _Pending:
-    """An operation under way on several pipes: over when its last part is, and some latency later usable."""
-
-    __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts", "stream")
-
-    def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None) -> None:
-        self.env, self.parts, self.latency = env, parts, latency
-        self.event: Event | None = None
-        #: A tick, or ``None`` while parts are running.
-        self.done_at: Any = done_at
-        self.is_load = False
-        self.stream: Job | None = None
-
-    def part_done(self) -> None:
-        self.parts -= 1
-        if self.parts == 0:
-            self.done_at = self.env.now
-            if self.event is not None:
-                self.event.succeed()
 
 
 class Sm:
@@ -137,7 +65,7 @@ class Sm:
 
     def execute(
         self, stream: str, work: Sequence[tuple[int, int]], latency: int, kind: str = "work", least: int = 0
-    ) -> _Pending:
+    ) -> Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
         ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
@@ -149,7 +77,7 @@ class Sm:
             together = {pipe: ticks for pipe, ticks in work if pipe not in self.pipes}
             work = [(pipe, ticks) for pipe, ticks in work if pipe in self.pipes]
         parts = len(work) + bool(together)
-        pending = _Pending(self.env, parts, latency, None if parts else self.env.now)
+        pending = Pending(self.env, parts, latency, None if parts else self.env.now)
         if self.streams is not None and together:
             tensor = kind in _TENSOR_KINDS
             least = max(ticks for _, ticks in work) if tensor else least
@@ -188,21 +116,21 @@ def _ignore() -> None:
 class _CtaState:
     def __init__(self, env: EventLoop, semaphores: Iterable[tuple[str, int]]) -> None:
         self.env = env
-        self.filled: dict[str, _Counter] = {}
+        self.filled: dict[str, Counter] = {}
         self.acquired: dict[str, int] = {}
         self.released: dict[str, dict[str, int]] = {}
-        self.free_slots: dict[str, _Counter] = {}
-        self.barriers: dict[str, _Counter] = {}
-        self.semaphores = {name: _Semaphore(env, units) for name, units in semaphores}
+        self.free_slots: dict[str, Counter] = {}
+        self.barriers: dict[str, Counter] = {}
+        self.semaphores = {name: Semaphore(env, units) for name, units in semaphores}
 
-    def semaphore(self, key: str) -> _Semaphore:
+    def semaphore(self, key: str) -> Semaphore:
         if key not in self.semaphores:
-            self.semaphores[key] = _Semaphore(self.env, 0)
+            self.semaphores[key] = Semaphore(self.env, 0)
         return self.semaphores[key]
 
-    def counter(self, table: dict[str, _Counter], key: str) -> _Counter:
+    def counter(self, table: dict[str, Counter], key: str) -> Counter:
         if key not in table:
-            table[key] = _Counter(self.env)
+            table[key] = Counter(self.env)
         return table[key]
 
 
@@ -226,7 +154,7 @@ class _RoleProcess:
         self.marks: list[list[int]] = []
         self.mark_waits: list[tuple[int, ...]] = []
         self.item_ends: list[int] = []
-        self.tokens: dict[str, _Pending] = {}
+        self.tokens: dict[str, Pending] = {}
         self.consumed: dict[str, int] = {}
         self.waited = dict.fromkeys(CAUSES, 0)
 
@@ -243,7 +171,7 @@ class _RoleProcess:
 
     def _block(self, ops: Sequence[Any]) -> _Steps:
         env, sm, cta = self.sm.env, self.sm, self.cta
-        pending: _Pending | None
+        pending: Pending | None
         for op in ops:
             if isinstance(op, TimedLoop):
                 marked = self.main_trip is not None and any(name == self.main_trip for name, _ in op.count.terms)
@@ -298,7 +226,7 @@ class _RoleProcess:
                 env.alarm(done - start, counter.fill)
             elif kind == "load_async":
                 done = sm.transfer(op.work, self.label)
-                self.tokens[op.key] = _Pending(env, 0, sm.latency, done)
+                self.tokens[op.key] = Pending(env, 0, sm.latency, done)
                 self.tokens[op.key].is_load = True
             elif kind == "load":
                 done = sm.transfer(op.work, self.label) + sm.latency
