@@ -48,7 +48,6 @@ _NO_MASK = (
 _REASONS = {
     ("flash_attn_1", "", "window"): "flash-attention took window_size in 2.3; use fa2 or fa3",
     ("flash_attn_1", "", "softcap"): "flash-attention took softcap in 2.6; use fa2 or fa3",
-    ("flash_attn_1", "", "varlen"): "its backward is modelled with one length; give pass fwd, or use fa2 or fa3",
     ("torch_flash", "", "head_dim_v"): "FlashAttention-2 has one head dim; use fa3 or standard, or pad V",
     ("torch_flash", "", "paged"): "pages belong to the KV-cache entries; use algorithm flash_decoding",
     ("flash_attn_3", "", "paged"): "pages belong to the KV-cache entries; use algorithm flash_decoding",

@@ -79,10 +79,9 @@ IMPLEMENTATIONS = {
         "fa1",
         frozenset({"mma_sync"}),
         _V1,
-        features=frozenset({"deterministic", "dropout"}),
-        passes=("fwd", "bwd", "fwd_bwd"),
         # the package's only entry: cu_seqlens
-        forward_features=frozenset({"varlen"}),
+        features=frozenset({"deterministic", "dropout", "varlen"}),
+        passes=("fwd", "bwd", "fwd_bwd"),
     ),
     # the paper's grid, one CTA a head, with the tiles of the kernel that simulator/measure runs
     "flash_attn_1_paper": Implementation(

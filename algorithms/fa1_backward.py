@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, row_grid, zero_fill
+from algorithms import backward_walks, varlen
+from algorithms.backward_helpers import convert, dot_do_o, gradient_tensors, group_sum, zero_fill
 from algorithms.common import ceil_div, compulsory_bytes, dropout_op, fill, grid_indices, mask_op, row_vectors
 from algorithms.counted import among_streams, wavefronts_of
 from algorithms.fa1_counts import package_counts
@@ -230,18 +231,27 @@ def _roles(
 def _parallel_tiles(problem: AttentionProblem, s: Schedule) -> dict[str, np.ndarray]:
     """A CTA a key block: batch fastest, then head, then key block; the walk begins at the diagonal (bottom right)."""
     p = problem
-    row_blocks, key_blocks = ceil_div(p.seqlen_q, s.rows), ceil_div(p.seqlen_k, s.keys)
-    batch, head, j = grid_indices(p.batch, p.heads, key_blocks)
-    first = (j * s.keys - (p.seqlen_k - p.seqlen_q)) // s.rows if p.causal else np.zeros_like(j)
+    batch, head, j = grid_indices(p.batch, p.heads, ceil_div(p.seqlen_k, s.keys))
+    lengths = np.array(p.sequences(), np.int64)
+    # CTAs behind the end of their sequence return at once: left out
+    real = j * s.keys < lengths[batch, 1]
+    batch, head, j = (x[real] for x in (batch, head, j))
+    queries, keys = lengths[batch].T
+    row_blocks = -(-queries // s.rows)
+    first = (j * s.keys - (keys - queries)) // s.rows if p.causal else np.zeros_like(j)
     first = np.clip(first, 0, row_blocks)
     flat = batch * p.heads + head
-    return {
+    q_offset, k_offset = p.seqlen_q - queries, p.seqlen_k - keys
+    coords = {
         "q_head": flat,
         "kv_head": flat,
-        "key_row": j * s.keys,
-        "first_row": first * s.rows,
+        "key_row": j * s.keys + k_offset,
+        "first_row": first * s.rows + q_offset,
         "n_rows": row_blocks - first,
     }
+    if varlen.is_varlen(p):
+        coords |= {"q_offset": q_offset, "k_offset": k_offset, "seqlen_k": keys, "shift": keys - queries}
+    return coords
 
 
 def _main_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], gpu: Profile, parallel: bool) -> Kernel:
@@ -256,9 +266,10 @@ def _main_kernel(problem: AttentionProblem, s: Schedule, t: dict[str, Tensor], g
         coords["kv_head"] = _owner(problem, s, gpu)
         kinds = {trip: KINDS[trip] for trip in KINDS if coords[trip].any()}
         coords = {name: values for name, values in coords.items() if name not in KINDS or name in kinds}
+    cta = _roles(problem, s, t, kinds, parallel)
     return Kernel(
         "fmha_bwd",
-        _roles(problem, s, t, kinds, parallel),
+        varlen.within_sequence(cta) if varlen.is_varlen(problem) else cta,
         coords,
         tuple(Trip(trip) for trip in kinds),
         threads=32 * s.warps,
@@ -296,6 +307,7 @@ def build_backward(
     t["D"] = Tensor("D", heads, p.seqlen_q, 1, "fp32", "scratch", s.rows)
     if parallel or p.seqlen_k > s.keys:
         t["dQ_tmp"] = Tensor("dQ_tmp", heads, p.seqlen_q, d, "fp32", "scratch", s.rows)
+    t = backward_walks.ragged(t, p, {})
     inputs = {name: t[name] for name in ("Q", "K", "V", "O", "LSE", "dO")}
     outputs = {name: t[name] for name in ("dQ", "dK", "dV")}
     before, after, live = [], [], compulsory_bytes(t.values())
@@ -308,13 +320,12 @@ def build_backward(
             t[f"d{name}"] = full
             live += t[name].bytes + full.bytes
     if parallel:
-        block, batch, head = row_grid(p.seqlen_q, DOT_ROWS, p.batch, p.heads)
-        coords = {"q_head": batch * p.heads + head, "row0": block * DOT_ROWS}
-        before.append(zero_fill("zero_dQ_tmp", t["dQ_tmp"], COPY_ROWS, COPY_THREADS, gpu))
+        copies = backward_walks.row_tiles(p, COPY_ROWS, p.heads, "head", 1)
+        before.append(zero_fill("zero_dQ_tmp", t["dQ_tmp"], COPY_ROWS, COPY_THREADS, gpu, copies))
+        coords = backward_walks.row_tiles(p, DOT_ROWS, p.heads, "q_head", 1)
         keep = 1.0 - p.dropout
         before.append(dot_do_o("fmha_bwd_dot_do_o", t, coords, DOT_ROWS, 32 * WARPS, s.head_dim, gpu, None, keep=keep))
-        block, flat = row_grid(p.seqlen_q, COPY_ROWS, heads)
-        coords = {"head": flat, "row0": block * COPY_ROWS}
+        coords = copies
         after.insert(0, convert("copy_dQ", t["dQ_tmp"], t["dQ"], coords, COPY_ROWS, COPY_THREADS, 1.0, gpu))
     return Program(
         "fa1",

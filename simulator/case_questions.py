@@ -168,5 +168,10 @@ NOTES = {
     "rows found closed (micro_pages.csv), which is modelled; nothing there comes near this thread's factor of 4.6.",
     11: "FlashMLA's rows are compared with FA3's MLA kernel, which streams the same bytes.",
     12: "as 11, on the H20: tensor-bound, so that the low bandwidth is right.",
+    25: "unfused attention of flash-attention's benchmark at 2048 keys is a fourth too fast: cuBLAS's kernels on the "
+    "B200 are assumed ones.",
+    27: "FA2's ramp is explained from 1k to 8k; at 16k the thread's rate falls by 9 %, for which no cause is known.",
+    31: "unfused attention at 512 to 2048 keys is a fifth too fast, at 4k and 8k within 6 %: its short rows "
+    "hold something that our campaign's calls of the same kernels do not.",
     42: "shape not stated: no prediction; 70 times off the other GPU is a fault, as the thread concluded.",
 }
