@@ -91,6 +91,27 @@ def test_gradients_equal_float64(algorithm, case):
     assert_exact(build_program(algorithm, problem(**CASES[case]), H200))
 
 
+@pytest.mark.parametrize("pass_", ["bwd", "fwd_bwd"])
+@pytest.mark.parametrize(
+    ("changes", "parallel"),
+    [
+        ({"seqlens_q": (77, 256, 130), "seqlens_k": (200, 256, 90), "causal": True}, False),
+        ({"seqlens_q": (77, 600, 3), "seqlens_k": (77, 600, 3), "dtype": "fp16"}, True),
+        ({"seqlens_q": (77, 600, 30), "seqlens_k": (90, 600, 270), "causal": True}, True),
+        ({"seqlens_q": (77, 300, 3), "seqlens_k": (90, 600, 270), "deterministic": True, "causal": True}, False),
+        ({"seqlens_q": (40, 40, 40), "seqlens_k": (200, 5, 333), "head_dim": 128, "deterministic": True}, False),
+    ],
+    ids=str,
+)
+def test_first_flash_attentions_gradients_of_different_lengths(changes, parallel, pass_):
+    """Both launches: a CTA a key block, and a head's key blocks in sequence."""
+    longest = {"seqlen_q": max(changes["seqlens_q"]), "seqlen_k": max(changes["seqlens_k"])}
+    p = problem(**({"batch": 3, "heads": 2, "kv_heads": 2, "pass_": pass_} | longest | changes))
+    program = build_program("fa1", p, H200)
+    assert program.attributes["key_blocks_in_parallel"] == parallel
+    assert_exact(program)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

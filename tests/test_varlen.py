@@ -138,7 +138,7 @@ def test_the_column_of_predict():
     "algorithm, changes, says",
     [
         ("standard", {}, "varlen.*padding"),
-        ("fa1", {"pass_": "bwd"}, "varlen.*backward"),
+        ("fa1", {"pass_": "bwd", "kv_heads": 1}, "1 KV heads"),
         ("fa1", {"kv_heads": 1}, "1 KV heads"),
     ],
 )
@@ -174,6 +174,26 @@ def test_first_flash_attention_takes_sequences_as_they_are(changes, sms):
         assert traffic["Q"][0] == row_bytes * sum(q * -(-k // tile_n) for q, k in problem.sequences())
         assert traffic["O"] == (0, row_bytes * sum(q for q, _ in problem.sequences()))
         assert traffic["K"][0] <= slices * row_bytes * sum(k for _, k in problem.sequences())
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["key blocks in parallel", "in sequence"])
+def test_first_flash_attentions_backward_moves_rows_that_exist(deterministic):
+    lengths = (900, 20, 300)
+    p = problem_of(
+        batch=3, heads=4, seqlen_q=900, seqlens_q=lengths, seqlens_k=lengths, pass_="bwd", deterministic=deterministic
+    )
+    program = build_program("fa1", p, GPU)
+    assert program.attributes["key_blocks_in_parallel"] != deterministic
+    main_kernel = next(kernel for kernel in program.kernels if kernel.name == "fmha_bwd")
+    traffic, (rows, keys) = sm_traffic(main_kernel), program.attributes["backward_tile"]
+    row_bytes = 2 * p.heads * p.head_dim
+    for name in ("dK", "dV"):
+        assert traffic[name] == (0, row_bytes * sum(lengths))
+    for name in ("Q", "dO"):
+        assert traffic[name][0] == row_bytes * sum(n * -(-n // keys) for n in lengths)
+    copies = [sm_traffic(kernel).get("dQ_tmp") for kernel in program.kernels if kernel is not main_kernel]
+    assert copies == [] if deterministic else (0, 2 * row_bytes * sum(lengths)) in copies
+    assert simulate("fa1", p, GPU).time_us < simulate("fa1", padded(p), GPU).time_us
 
 
 def test_first_flash_attention_gives_free_slots_to_the_next_cta():
