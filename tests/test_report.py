@@ -236,9 +236,11 @@ def test_svg_text_is_text(opened):
 
 
 @in_browser
-def test_a_phone_scrolls_figures_not_the_page(page, tmp_path):
+@pytest.mark.parametrize("changes", ["", "[smem_bytes_per_sm=x2,l2_bytes=x0.5,hbm_bandwidth_bytes_per_s=8TB/s]"])
+def test_a_phone_scrolls_figures_not_the_page(page, tmp_path, changes):
+    """Also where the name of a GPU lists its changes."""
     path = tmp_path / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page.replace("h100_sxm", f"h100_sxm{changes}"), encoding="utf-8")
     with browser.browser(500, 800) as driver:
         driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",

@@ -67,10 +67,13 @@ def comparison_table(comparison: Comparison) -> str:
 
 
 def _entry_rows(entry: Entry, slowest_us: float, width: int) -> str:
-    name = entry.algorithm + (" *" if entry.decode else "")
+    name = f"{entry.algorithm}:{entry.implementation}" if entry.several else entry.algorithm
+    name += " *" if entry.decode else ""
     keys = f'data-gpu="{escape(entry.profile.name)}" data-series="{escape(entry.algorithm)}"'
     chip = f'<span class="chip" style="background:{algorithm_colour(entry.algorithm)}"></span>'
-    first = f"<td>{escape(entry.profile.name)}</td><td>{chip}{escape(name)}</td>"
+    gpu = escape(entry.profile.name).replace(",", ",<wbr>").replace("[", "<wbr>[")
+    first = f'<td class="gpu">{gpu}</td>'
+    first += f"<td>{chip}{escape(name)}</td>"
     if entry.result is None:
         why = f"lacks {', '.join(entry.lacking)}" if entry.lacking else entry.error
         empty = f'<td data-value="" colspan="{width - 2}" class="absent">cannot run: {escape(why)}</td>'
