@@ -173,7 +173,9 @@ def _report(
         gains = model_decode.split_gains(chosen, simulator, length, batches)
         crossed = model_decode.crossings(chosen, simulator, batch, contexts, whole)
         groups = model_decode.group_intensities(chosen, simulator, batch, length)
-        print_decode(console, intensity, gains, crossed, groups, chosen.heads // chosen.kv_heads)
+        floor = model_decode.cache_floor(main, simulator)
+        print_decode(console, floor, intensity, gains, crossed, groups, chosen.heads // chosen.kv_heads)
+        data["floor"] = vars(floor) | {"floor_us": floor.floor_us}
         data["intensity"] = [vars(i) for i in intensity]
         data["groups"] = [vars(g) for g in groups]
         data["splits"] = [vars(g) | {"gain": g.gain} for g in gains]

@@ -61,6 +61,21 @@ class SplitGain:
 
 
 @dataclass(frozen=True)
+class CacheFloor:
+    """What bounds a decode step's attention: the KV cache's bytes over HBM's bandwidth, and how little scores add."""
+
+    cache_bytes: int
+    hbm_bytes_per_s: float
+    attention_us: float
+    score_bytes: int
+
+    @property
+    def floor_us(self) -> float:
+        """Time in which the datasheet's bandwidth delivers the cache."""
+        return self.cache_bytes / self.hbm_bytes_per_s * 1e6
+
+
+@dataclass(frozen=True)
 class Crossing:
     """One context length: a prefill of it, a decode step behind it."""
 
@@ -72,6 +87,14 @@ class Crossing:
     def steps_as_long_as_prefill(self) -> float:
         """Decode steps that take as long as the prefill."""
         return self.prefill.time_us / self.decode.time_us
+
+
+def cache_floor(run: ModelRun, simulator: Simulator) -> CacheFloor:
+    """The :class:`CacheFloor` of a decode step ``run``. Unfused attention writes and reads S and P, a row a query."""
+    m = run.model
+    scores = m.layers * run.batch * m.heads * run.seqlen * DTYPE_BYTES[simulator.dtype]
+    cache = m.kv_cache_bytes(run.batch, run.seqlen, simulator.dtype)
+    return CacheFloor(cache, simulator.gpu.hbm_bandwidth_bytes_per_s, run.attention_us, 4 * scores)
 
 
 def intensities(

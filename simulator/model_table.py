@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from simulator.model_decode import Crossing, GroupIntensity, Intensity, SplitGain, half_attention_context
+from simulator.model_decode import CacheFloor, Crossing, GroupIntensity, Intensity, SplitGain, half_attention_context
 from simulator.model_run import ModelRun, Swap
 from simulator.tables import print_table
 from simulator.wording import scaled, three_digits, time_text
@@ -116,6 +116,7 @@ def print_swap(console: Console, swap: Swap) -> None:
 
 def print_decode(
     console: Console,
+    floor: CacheFloor,
     intensity: list[Intensity],
     gains: list[SplitGain],
     crossed: list[Crossing],
@@ -123,6 +124,13 @@ def print_decode(
     group: int,
 ) -> None:
     """Why a faster attention kernel does little for decoding, and what does something."""
+    console.print(
+        f"The KV cache's {scaled(floor.cache_bytes, 'B')} at {scaled(floor.hbm_bytes_per_s, 'B/s')} take "
+        f"{time_text(floor.floor_us)} of attention's {time_text(floor.attention_us)}, whatever the algorithm. Scores "
+        "that are not stored, which is what FlashAttention saves, would be "
+        f"{floor.score_bytes / floor.cache_bytes:.1%} more bytes: one query a sequence has one row of them.",
+        highlight=False,
+    )
     rows: list[tuple[str, ...]] = [
         (
             str(i.batch),
@@ -163,6 +171,7 @@ def print_decode(
     ]
     heading = f"one layer, {gains[0].context} keys: batch"
     print_table(console, (heading, "one split", "FlashDecoding", "gain", "cache read at", "with splits"), rows)
+    console.print(_where_splits_help(gains), highlight=False)
     if not crossed:
         return
     rows = [
@@ -193,6 +202,18 @@ def print_decode(
             console.print(
                 f"Attention is {side} than half of a {kind} from {first[0]} to {last[0]} tokens.", highlight=False
             )
+
+
+def _where_splits_help(gains: list[SplitGain]) -> str:
+    """One sentence on FlashDecoding's gain by batch."""
+    helped = [g for g in gains if g.gain > 1.1]
+    if not helped:
+        return "FlashDecoding's splits gain less than 10 % at these batches: one split keeps all SMs reading."
+    best, last = max(helped, key=lambda g: g.gain), helped[-1]
+    text = f"FlashDecoding's splits help up to batch {last.batch} ({best.gain:.2f}x at batch {best.batch})"
+    if last is gains[-1]:
+        return text + "."
+    return text + ": from there on one split keeps all SMs reading."
 
 
 def print_published(console: Console, rows: list[Row]) -> None:

@@ -30,6 +30,8 @@ def test_decode_explains_itself(capsys):
     said = capsys.readouterr().out
     for words in ("FLOP/byte by batch", "FlashDecoding", "KV cache", "steps as long as prefill", "its group of 4"):
         assert words in said
+    said = " ".join(said.split())
+    assert "12.5% more bytes" in said and "splits help up to batch" in said
 
 
 def test_prefill_without_a_comparison(capsys):

@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from simulator.errors import InputError
-from simulator.model_decode import group_intensities, half_attention_context, intensities, split_gains
+from simulator.model_decode import (
+    cache_floor,
+    group_intensities,
+    half_attention_context,
+    intensities,
+    split_gains,
+)
 from simulator.model_gemms import choose_gemm
 from simulator.model_kernels import Gemm, Stream, TorchSoftmax, gemm_program, softmax_program, stream_program
 from simulator.model_memory import largest_batch, least_recompute, training_memory
@@ -341,3 +347,13 @@ def test_a_sources_flops_turn_its_tokens_a_second_into_its_tflops():
         # both are rounded to three digits
         assert tflops == pytest.approx(float(bar["value"]), rel=0.01), bar["model"]
         assert tokens_per_s * model_flops_per_token(model, 2048) / 1e12 > 1.01 * tflops
+
+
+def test_a_decode_step_cannot_beat_its_cache_and_scores_hardly_add_to_it(h200):
+    """Unfused scores are S and P written and read: 4 x heads x keys, beside 2 x KV heads x head_dim x keys."""
+    run = decode(LLAMA, h200, batch=4, context=4096)
+    floor = cache_floor(run, h200)
+    assert floor.cache_bytes == run.memory.kv_cache_bytes == 2 * 32 * 4 * 4096 * 8 * 128 * 2
+    assert floor.score_bytes / floor.cache_bytes == 2 * 4 / 128
+    assert floor.floor_us == pytest.approx(floor.cache_bytes / H200.hbm_bandwidth_bytes_per_s * 1e6)
+    assert floor.floor_us < floor.attention_us == run.attention_us
