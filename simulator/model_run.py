@@ -316,7 +316,7 @@ def _run(
     recompute: str = "none",
     notes: list[str] | None = None,
 ) -> ModelRun:
-    notes = list(notes or ())
+    notes = [*([doubt] if (doubt := model.doubt()) else []), *(notes or ())]
     gpu, dtype = simulator.gpu, simulator.dtype
     gpu_us = fsum(line.time_us for line in lines)
     launches = sum(line.work.count * line.each.launches for line in lines)

@@ -117,6 +117,14 @@ class TransformerModel(BaseModel):
         """The published number of parameters and half a unit of its last printed digit."""
         return _parse_count(self.published_parameters)
 
+    def doubt(self) -> str | None:
+        """A sentence where the sizes count to other parameters than published (by more than rounding and 1 %): one of
+        them is mistyped then."""
+        count, (published, half_unit) = self.parameter_count(), self.published_parameter_count()
+        if abs(count - published) <= half_unit + 0.01 * published:
+            return None
+        return f"its sizes count to {count:,} parameters, published_parameters says {self.published_parameters}"
+
     def kv_cache_bytes(self, batch: int, seqlen: int, dtype: str = "bf16") -> int:
         """Bytes of K and V of all layers for ``batch`` sequences of ``seqlen`` tokens in ``dtype``."""
         for name, value in (("batch", batch), ("seqlen", seqlen)):
@@ -163,8 +171,10 @@ def _read_model(path: Path) -> TransformerModel:
     try:
         return TransformerModel(**values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        _fail(path, lines, first)
+        found = error.errors(include_url=False)
+        # a mistyped key is both missing and unknown: the line that is there says more
+        unknown_keys = [e for e in found if e["type"] == "extra_forbidden"]
+        _fail(path, lines, (unknown_keys or found)[0])
 
 
 def _read_mapping(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

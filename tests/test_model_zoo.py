@@ -1,5 +1,7 @@
 """Models as data: sizes that add up to the published parameter counts, and one clear line for a wrong file."""
 
+from importlib.resources import files
+
 import pytest
 
 from simulator import published
@@ -140,4 +142,21 @@ def test_unknown_names_and_files(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("- 1\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"list\.yaml:1: not a model"):
+        load_model(path)
+
+
+def test_sizes_that_count_to_other_parameters_than_published_are_doubted():
+    """A mistyped size shows there; shipped models and rounded counts do not."""
+    model = load_model("llama-3.2-1b")
+    assert all(load_model(name).doubt() is None for name in model_names())
+    wrong = model.model_copy(update={"ffn_size": model.ffn_size * 2})
+    assert f"{wrong.parameter_count():,}" in (wrong.doubt() or "")
+    assert model.model_copy(update={"published_parameters": "1.2B"}).doubt() is None
+
+
+def test_a_mistyped_key_is_named_rather_than_the_one_that_is_then_missing(tmp_path):
+    shipped = (files("simulator") / "models" / "gpt2-small.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(shipped.replace("layers:", "layerz:"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"mine.yaml:4: layerz: unknown key; did you mean.*layers"):
         load_model(path)

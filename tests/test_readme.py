@@ -11,6 +11,9 @@ import yaml
 
 from simulator import AttentionProblem, load_profile
 from simulator.cli import app
+from simulator.model_run import train
+from simulator.model_times import Simulator
+from simulator.model_zoo import load_model
 from simulator.predict import predict_frame
 from simulator.sweep.designs import points_of
 from simulator.sweep.spec import read_spec
@@ -54,7 +57,7 @@ def test_python_example_runs(capsys):
 
 
 def test_profile_example_loads(tmp_path):
-    example, _ = blocks("yaml")
+    example, _, _ = blocks("yaml")
     path = tmp_path / "mine.yaml"
     path.write_text(example, encoding="utf-8")
     assert yaml.safe_load(example)["base"] == "h100_sxm"
@@ -63,8 +66,18 @@ def test_profile_example_loads(tmp_path):
     assert mine.l2_bytes == base.l2_bytes
 
 
+def test_model_example_runs(tmp_path):
+    _, example, _ = blocks("yaml")
+    path = tmp_path / "tiny.yaml"
+    path.write_text(example, encoding="utf-8")
+    model = load_model(path)
+    assert model.parameter_count() == 1_100_048_384 and model.doubt() is None
+    run = train(model, Simulator(load_profile("h100_sxm")), batch=1, seqlen=256, dropout=0.0)
+    assert run.time_us > 0 and not any("parameters" in note for note in run.notes)
+
+
 def test_sweep_example_is_a_design_space(tmp_path):
-    _, example = blocks("yaml")
+    _, _, example = blocks("yaml")
     path = tmp_path / "space.yaml"
     path.write_text(example, encoding="utf-8")
     spec = read_spec(path)
