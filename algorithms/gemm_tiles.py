@@ -136,7 +136,7 @@ def _space(role: str, name: str, pass_: str, problem: AttentionProblem, gpu: Pro
 
     return TileSpace(
         own,
-        f"cuBLAS's {own} ({base.name})",
+        f"cuBLAS's {own} ({base.name}{', assumed for every size' if base.kind == 'assumed' else ''})",
         tuple(found),
         lambda choice: gemm_with(choice, role, problem, gpu),
         problem.with_(pass_=pass_),
