@@ -197,8 +197,12 @@ def _check_size(kernel: Kernel) -> None:
     events = kernel.ctas
     if kernel.trips:
         events += int(sum(int(kernel.coords[t.coord].sum()) for t in kernel.trips))
-    events *= kernel.times
-    if events > MOST_EVENTS or kernel.times > 1:
+    if kernel.times > 1:
+        raise InputError(
+            f"timeline: {kernel.name} is too long to record: of {kernel.launched:,} work tiles only {kernel.ctas:,} "
+            "are simulated, for the others too; choose fewer heads, a smaller batch or a shorter sequence"
+        )
+    if events > MOST_EVENTS:
         raise InputError(
             f"timeline: {kernel.name} has {events:,} loop iterations to record, more than {MOST_EVENTS:,}; "
             "choose fewer heads, a smaller batch or a shorter sequence"

@@ -210,3 +210,10 @@ def test_perfettos_trace_processor_loads_it_without_complaint(tmp_path: Path, ob
         "HBM write bandwidth GB/s",
         "L2 bandwidth GB/s",
     ]
+
+
+def test_a_launch_listed_in_part_is_no_timeline():
+    """Long launches of FA1 simulate some key blocks for their neighbours: there is no event of the others to show."""
+    problem = AttentionProblem(batch=1, heads=2, seqlen_q=65536, head_dim=128, causal=True)
+    with pytest.raises(InputError, match=r"of 67,510 work tiles only 13,654 are simulated"):
+        observe("fa1", problem, load_profile("h200_sxm"))
