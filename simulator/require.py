@@ -216,7 +216,11 @@ class _Search:
         ran = [(effort, found) for effort in rungs if (found := self.result(effort)) is not None]
         if not ran:
             return Answer(self.key, self._today(), None, None, None, "", None, self.errors[rungs[-1]], self.target.text)
-        effort, best = min(ran, key=lambda pair: (self.target.value(pair[1]), pair[0]))
+        least = min(self.target.value(result) for _, result in ran)
+        # of what is as good, the design with most of it: with just enough, its own lack would stand among the waits
+        effort, best = max(
+            (pair for pair in ran if self.target.value(pair[1]) * (1.0 - _NO_HELP) <= least), key=lambda pair: pair[0]
+        )
         waits = sorted(best.waits.items(), key=lambda item: -item[1])[:2]
         causes = ", ".join(f"{name} {100 * share:.0f} %" for name, share in waits)
         reached = self.target.shown(self.target.value(best))

@@ -127,6 +127,7 @@ class WarpStreams:
         self._share()
         for job in ended:
             if self._observer is not None:
-                for unit in job.demand:
-                    self._observer(unit, job.started, self.env.now, job.label)
+                # what the unit works for the job, drawn from the job's beginning: it is spread over the job's time
+                for unit, ticks in job.demand.items():
+                    self._observer(unit, job.started, min(self.env.now, job.started + ticks), job.label)
             job.done()
