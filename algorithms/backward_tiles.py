@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from algorithms.kernels_backward import BackwardTile, fa3_backward_smem_bytes
 from algorithms.tile_search import (
+    MOST_REGISTERS,
     WGMMA_MAX_N,
     TileChoice,
     TileSpace,
     check_smem,
     check_threads,
     fa3_consumer_registers,
+    resident_ctas,
 )
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
@@ -70,15 +72,10 @@ def fa2_backward_with(
     smem = 2 * (m * d * (1 + choice.stages) + 2 * n * d + 2 * m * n)
     check_smem(choice, smem, gpu)
     check_threads(choice, base.threads, gpu)
-    limits = (
-        gpu.registers_per_sm // (256 * base.threads),
-        gpu.smem_bytes_per_sm // (smem + 1024),
-        gpu.max_threads_per_sm // base.threads,
-    )
     return replace(
         _resized(base, m, n),
         smem_bytes=smem,
-        ctas_per_sm=max(1, min(*limits, gpu.max_ctas_per_sm)),
+        ctas_per_sm=resident_ctas(base.threads, MOST_REGISTERS, smem, gpu),
         q_stages=choice.stages,
         v_in_registers=False,
     )

@@ -71,18 +71,19 @@ def backward_schedule(problem: AttentionProblem, gpu: Profile, tiles: TileChoice
         raise UnsupportedError(f"head_dim {problem.head_dim}: flash_attn_1 runs head dims up to 128")
     d = round_head_dim(problem.head_dim, FA1_HEAD_DIMS, "FlashAttention-1 backward")
     keys = 128 if d == 128 or problem.seqlen_k <= 128 else 256
+    wavefronts = package_counts(d, problem.causal, backward=True).wavefronts
     if tiles is not None:
         t, resident = backward_with(tiles, Fa1BackwardTile(ROWS, keys, d, WARPS, 0), gpu)
         # like the instructions, counted per score element of the shipped tile
-        counted = package_counts(d, problem.causal, backward=True).wavefronts * (t.rows * t.keys) // (ROWS * keys)
-        return Schedule(t.rows, t.keys, d, WARPS, 1, True, t.smem_bytes, 255, resident, wavefronts=counted)
+        scaled = wavefronts * (t.rows * t.keys) // (ROWS * keys)
+        return Schedule(t.rows, t.keys, d, WARPS, 1, True, t.smem_bytes, 255, resident, wavefronts=scaled)
     smem = fa1_backward_smem_bytes(ROWS, keys, d, WARPS)
     if smem > gpu.smem_bytes_per_cta_max:
         raise UnsupportedError(f"flash_attn_1's backward needs {smem} bytes of SMEM a CTA; {gpu.name} has fewer")
     resident = ctas_per_sm(
         threads=32 * WARPS, registers_per_thread=255, smem_bytes=smem, smem_bytes_per_sm=gpu.smem_bytes_per_sm
     )
-    return Schedule(ROWS, keys, d, WARPS, 1, True, smem, 255, resident)
+    return Schedule(ROWS, keys, d, WARPS, 1, True, smem, 255, resident, wavefronts=wavefronts)
 
 
 def key_blocks_in_parallel(problem: AttentionProblem, s: Schedule, gpu: Profile) -> bool:
@@ -113,7 +114,7 @@ def _roles(
 ) -> tuple[Role, ...]:
     """The loader (Q and dO one step ahead) and the eight warps."""
     br, bc, d, dtype = s.rows, s.keys, s.head_dim, problem.dtype
-    counts = package_counts(d, problem.causal, backward=True)
+    mix = package_counts(d, problem.causal, backward=True).mix
     scale, rescale = float(problem.head_dim**-0.5), 1.0 / (1.0 - problem.dropout)
     head, kv_head, key_row = var("q_head"), var("kv_head"), var("key_row")
     pipes = {name: Pipe(name, br, d, dtype, 2) for name in ("Q", "dO", "O")}
@@ -199,8 +200,8 @@ def _roles(
             *(Release(pipes[name]) for name in used(first)),
         ]
         counted = [op for op in body if not (isinstance(op, Compute) and op.fn in ("mask", "dropout_sign"))]
-        more = max(0, (s.wavefronts or counts.wavefronts) - wavefronts_of(body, s.warps))
-        return Loop("i", var(trip), among_streams(body, counted, counts.mix, br * bc, float(more)))
+        more = max(0, s.wavefronts - wavefronts_of(body, s.warps))
+        return Loop("i", var(trip), among_streams(body, counted, mix, br * bc, float(more)))
 
     kv = (key_row, bc, 0, d)
     through_smem = [Exchange("dKV", bc * d * 2, bc * d * 2), Barrier("dKV")]
@@ -224,7 +225,7 @@ def _roles(
     ]
     return (
         Role("loader", [*(fetch(trip) for trip in kinds), Barrier("tile", 2)], warps=0),
-        Role("warps0", warps, s.warps, counts.mix.issue_interval_cycles),
+        Role("warps0", warps, s.warps, mix.issue_interval_cycles),
     )
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from algorithms.kernels_fa1 import Fa1Tile, fa1_smem_bytes
-from algorithms.tile_search import TileChoice, check_smem, check_threads
+from algorithms.tile_search import (
+    MOST_REGISTERS,
+    TileChoice,
+    check_registers,
+    check_smem,
+    check_threads,
+    resident_ctas,
+)
 from simulator.errors import UnsupportedError
 from simulator.profile import Profile
 
@@ -46,6 +53,7 @@ def forward_with(choice: TileChoice, base: Fa1Tile, seqlen_k: int, gpu: Profile)
     smem = fa1_smem_bytes(m, n, d, warps, looping=seqlen_k > n)
     check_smem(choice, smem, gpu)
     check_threads(choice, threads, gpu)
+    check_registers(choice, threads, gpu)
     return replace(
         base,
         tile_m=m,
@@ -53,7 +61,7 @@ def forward_with(choice: TileChoice, base: Fa1Tile, seqlen_k: int, gpu: Profile)
         num_warps=warps,
         smem_bytes=smem,
         o_exchange_bytes=m * d * 4 * warps,
-        ctas_per_sm=_resident(choice, threads, smem, gpu),
+        ctas_per_sm=resident_ctas(threads, MOST_REGISTERS, smem, gpu),
         source=f"a choice, not a shipped kernel; otherwise {base.source}",
     )
 
@@ -69,7 +77,8 @@ def backward_with(choice: TileChoice, base: Fa1BackwardTile, gpu: Profile) -> tu
     smem = fa1_backward_smem_bytes(m, n, d, base.warps)
     check_smem(choice, smem, gpu)
     check_threads(choice, threads, gpu)
-    return replace(base, rows=m, keys=n, smem_bytes=smem), _resident(choice, threads, smem, gpu)
+    check_registers(choice, threads, gpu)
+    return replace(base, rows=m, keys=n, smem_bytes=smem), resident_ctas(threads, MOST_REGISTERS, smem, gpu)
 
 
 def fa1_backward_smem_bytes(rows: int, keys: int, head_dim: int, warps: int) -> int:
@@ -93,12 +102,3 @@ def _check_registers(choice: TileChoice, held: dict[str, int], most: int) -> Non
         raise UnsupportedError(
             f"tile {choice}: {said} are {sum(held.values())} registers a thread; FlashAttention-1's kernels hold {most}"
         )
-
-
-def _resident(choice: TileChoice, threads: int, smem_bytes: int, gpu: Profile) -> int:
-    """CTAs an SM at 256 registers a thread."""
-    by_registers = gpu.registers_per_sm // (256 * threads)
-    if by_registers < 1:
-        raise UnsupportedError(f"tile {choice}: {threads} threads of 255 registers; {gpu.name} has too few an SM")
-    by_smem, by_threads = gpu.smem_bytes_per_sm // (smem_bytes + 1024), gpu.max_threads_per_sm // threads
-    return max(1, min(by_registers, by_smem, by_threads, gpu.max_ctas_per_sm))

@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from algorithms.common import ceil_div, fastest_path
 from algorithms.kernels_gemm import GemmKernel, gemm_kernel, hopper_kernel_at, product_shape, tile_cost
-from algorithms.tile_search import TileChoice, TileSpace, TileSpaces, check_smem, check_threads, fa3_consumer_registers
+from algorithms.tile_search import (
+    TileChoice,
+    TileSpace,
+    TileSpaces,
+    check_smem,
+    check_threads,
+    fa3_consumer_registers,
+    resident_ctas,
+)
 from simulator.errors import UnsupportedError
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -82,11 +90,6 @@ def gemm_with(choice: TileChoice, role: str, problem: AttentionProblem, gpu: Pro
         g = replace(g, threads=threads, consumer_warpgroups=groups, smem_bytes=smem)
     else:
         registers = ceil_div(accumulators + others, 8) * 8
-        limits = (
-            gpu.registers_per_sm // (registers * threads),
-            gpu.smem_bytes_per_sm // (smem + 1024),
-            gpu.max_threads_per_sm // threads,
-        )
         g = replace(
             base,
             tile_rows=m,
@@ -95,7 +98,7 @@ def gemm_with(choice: TileChoice, role: str, problem: AttentionProblem, gpu: Pro
             threads=threads,
             registers_per_thread=min(255, registers),
             smem_bytes=smem,
-            ctas_per_sm=max(1, min(*limits, gpu.max_ctas_per_sm)),
+            ctas_per_sm=resident_ctas(threads, registers, smem, gpu),
         )
     return replace(g, name=f"gemm_{choice}", kind="assumed", source="a choice, not a shipped kernel")
 

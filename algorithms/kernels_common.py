@@ -39,7 +39,13 @@ def round_head_dim(head_dim: int, choices: tuple[int, ...], kernel: str) -> int:
 
 
 def ctas_per_sm(
-    *, threads: int, registers_per_thread: int, smem_bytes: int, smem_bytes_per_sm: int, threads_per_sm_max: int = 2048
+    *,
+    threads: int,
+    registers_per_thread: int,
+    smem_bytes: int,
+    smem_bytes_per_sm: int,
+    threads_per_sm_max: int = 2048,
+    registers_per_sm: int = _REGISTERS_PER_SM,
 ) -> int:
     """CTAs that one SM holds at once: the tightest of registers, shared memory and threads, but at least 1 (that not
     even one fits is for the simulation to refuse: it knows the GPU).
@@ -49,7 +55,7 @@ def ctas_per_sm(
     """
     warps = -(-threads // 32)
     per_warp = -(-registers_per_thread * 32 // _REGISTER_GRANULE_PER_WARP) * _REGISTER_GRANULE_PER_WARP
-    by_registers = _REGISTERS_PER_SM // (per_warp * warps)
+    by_registers = registers_per_sm // (per_warp * warps)
     by_smem = smem_bytes_per_sm // (smem_bytes + 1024)
     return max(1, min(by_registers, by_smem, threads_per_sm_max // threads))
 

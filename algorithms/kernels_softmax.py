@@ -82,6 +82,11 @@ def _warp_columns(row_length: int) -> int:
     return row_length + round(_BEYOND_ROW * (power_of_two_at_least(row_length) - row_length))
 
 
+def _halved_threads(row_length: int, vector: int) -> int:
+    """Threads of a CTA a row that is halved so that most of the row is accessed ``vector`` elements at a time."""
+    return max(32, power_of_two_at_least(max(min(row_length // vector, 1024) // 2, 1)))
+
+
 def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.11") -> RowKernel:
     """The kernel behind ``torch.softmax(x, -1)`` for contiguous 16-byte aligned rows.
 
@@ -107,7 +112,7 @@ def softmax_forward_kernel(row_length: int, dtype: str, torch_release: str = "2.
         )  # fmt: skip
     threads = min(-(-row_length // 32) * 32, 1024)
     if torch_release in ("2.0", "2.1"):
-        threads = max(32, power_of_two_at_least(max(min(row_length // vector, 1024) // 2, 1)))
+        threads = _halved_threads(row_length, vector)
     if torch_release == "2.0":
         return RowKernel(
             "cunn_SoftMaxForward", "global", 1, threads, 32, 4 * threads, 16, threads * vector, row_length, (("S", 3),),
@@ -150,8 +155,7 @@ def softmax_backward_kernel(row_length: int, dtype: str, torch_release: str = "2
             "softmax_warp_backward", "warp", rows, 128, {16: 55, 32: 96}.get(per_thread, 32), 0, size,
             _WARP_COLUMNS_IN_FLIGHT["backward"], _warp_columns(row_length), once, block_reductions=0, **common,
         )  # fmt: skip
-    target = min(row_length // vector, 1024) // 2
-    threads = max(32, power_of_two_at_least(max(target, 1)))
+    threads = _halved_threads(row_length, vector)
     scratch = threads // 32 * 4
     fits = row_length < (_DEFAULT_SMEM_BYTES - scratch) // size and row_length % vector == 0
     if fits and torch_release == "2.11":

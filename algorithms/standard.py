@@ -40,7 +40,7 @@ from simulator.program import Kernel, Program, Tensor
 class Call:
     """How PyTorch is called: the release whose softmax kernels run, and whether Q, K, V, dO and the gradients lie as
     (batch, seqlen, heads, head_dim), so that each is copied to or from a matrix a head. ``matmul``: by ``torch.matmul``
-    on expanded K and V, which copies them once more where batch and heads do not merge, and scales P, not S."""
+    on expanded K and V, which copies them once more where batch and heads do not merge (S is scaled in the product)."""
 
     torch_release: str
     copies: bool
@@ -126,15 +126,14 @@ TRANSPOSED_OVERFETCH = 13.5
 
 
 def copied(
-    name: str, source: Tensor, into: Tensor | None = None, transposed: bool = False, counted: str = "layout_copy"
+    name: str, source: Tensor, into: Tensor | None = None, transposed: bool = False, stacked: bool = False
 ) -> tuple[Tensor, list[Kernel]]:
     """``source`` in another layout, ``into`` or a scratch tensor, and the kernels that copy it. ``transposed``: what is
-    written in order lies apart in memory where it is read."""
+    written in order lies apart in memory where it is read. ``stacked``: by ``torch.stack``, with others."""
     copy = into or replace(source, name=f"{source.name}_copied", kind="scratch")
     elements = copy.heads * copy.rows * copy.cols
-    k = (concatenation_kernel if counted == "concatenation" else strided_copy_kernel)(elements, copy.dtype)
-    if transposed and counted == "layout_copy":
-        counted = "strided_copy"
+    k = (concatenation_kernel if stacked else strided_copy_kernel)(elements, copy.dtype)
+    counted = "concatenation" if stacked else "strided_copy" if transposed else "layout_copy"
     overfetch = TRANSPOSED_OVERFETCH if transposed else 1.0
     return copy, elementwise(name, "copy", ((source, "q_head"),), copy, k, counted=counted, overfetch=overfetch)
 
@@ -191,8 +190,7 @@ def forward_kernels(
         # K as (head_dim, seqlen) of every head; the rows of V stay whole
         (k, of_k), (v, copy_v) = copied("copy_K", k, transposed=True), copied("copy_V", v)
         kernels += of_k
-    scale = p.head_dim**-0.5
-    product = Product(q, k, s, p.head_dim, transpose_b=True, scale=scale)
+    product = Product(q, k, s, p.head_dim, transpose_b=True, scale=p.head_dim**-0.5)
     kernels += gemm("qk_gemm", "scores", product, p, gpu, tiles)
     live = sum(x.bytes for x in t.values()) + sum(x.bytes for x in (q, k, v) if x.kind == "scratch")
     kept = {"S_tanh": tanh_tensor(s)} if p.softcap else {}

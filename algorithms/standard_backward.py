@@ -56,7 +56,7 @@ def build_backward(
         d_out, before = copied("copy_dO", d_out)
         for name in ("dQ", "dK", "dV") if p.group == 1 else ("dQ",):
             grads[name] = replace(t[name], name=f"{name}_product", kind="scratch")
-            after += copied(f"stack_{name}", grads[name], t[name], name == "dK", "concatenation")[1]
+            after += copied(f"stack_{name}", grads[name], t[name], transposed=name == "dK", stacked=True)[1]
     products = dict(grads)
     rescale: dict[str, list[Kernel]] = {"dQ": [], "dK": []}
     if call.copies:

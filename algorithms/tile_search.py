@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from algorithms.kernels_common import ctas_per_sm
 from algorithms.kernels_fa2 import Fa2Tile
 from algorithms.kernels_fa3 import Fa3Tile, fa3_smem_bytes
 from simulator.errors import InputError, UnsupportedError
@@ -117,13 +118,7 @@ def fa2_with(choice: TileChoice, base: Fa2Tile, gpu: Profile) -> Fa2Tile:
             f"tile {choice}: S and O take {accumulators} registers a thread; FA2's kernels hold {FA2_ACCUMULATORS}"
         )
     check_threads(choice, 32 * warps, gpu)
-    by_registers = gpu.registers_per_sm // (256 * 32 * warps)
-    if by_registers < 1:
-        raise UnsupportedError(
-            f"tile {choice}: {32 * warps} threads of {MOST_REGISTERS} registers; "
-            f"{gpu.name} has {gpu.registers_per_sm} an SM"
-        )
-    limits = (by_registers, gpu.smem_bytes_per_sm // (smem + 1024), gpu.max_threads_per_sm // (32 * warps))
+    check_registers(choice, 32 * warps, gpu)
     return replace(
         base,
         tile_m=choice.tile_m,
@@ -132,7 +127,7 @@ def fa2_with(choice: TileChoice, base: Fa2Tile, gpu: Profile) -> Fa2Tile:
         kv_stages=choice.stages,
         smem_bytes=smem,
         registers_per_thread=MOST_REGISTERS,
-        ctas_per_sm=max(1, min(*limits, gpu.max_ctas_per_sm)),
+        ctas_per_sm=resident_ctas(32 * warps, MOST_REGISTERS, smem, gpu),
         source=f"a choice, not a shipped kernel; otherwise {base.source}",
     )
 
@@ -227,3 +222,25 @@ def check_threads(choice: TileChoice, threads: int, gpu: Profile) -> None:
     most = min(MAX_THREADS_PER_CTA, gpu.max_threads_per_sm)
     if threads > most:
         raise UnsupportedError(f"tile {choice}: {threads} threads a CTA; {gpu.name} runs {most}")
+
+
+def check_registers(choice: TileChoice, threads: int, gpu: Profile) -> None:
+    # the register file hands out 256 to a thread that addresses 255
+    if (MOST_REGISTERS + 1) * threads > gpu.registers_per_sm:
+        raise UnsupportedError(
+            f"tile {choice}: {threads} threads of {MOST_REGISTERS} registers; "
+            f"{gpu.name} has {gpu.registers_per_sm} an SM"
+        )
+
+
+def resident_ctas(threads: int, registers_per_thread: int, smem_bytes: int, gpu: Profile) -> int:
+    """:func:`ctas_per_sm` by the limits of ``gpu``."""
+    resident = ctas_per_sm(
+        threads=threads,
+        registers_per_thread=registers_per_thread,
+        smem_bytes=smem_bytes,
+        smem_bytes_per_sm=gpu.smem_bytes_per_sm,
+        threads_per_sm_max=gpu.max_threads_per_sm,
+        registers_per_sm=gpu.registers_per_sm,
+    )
+    return min(resident, gpu.max_ctas_per_sm)

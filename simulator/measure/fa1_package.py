@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from simulator.measure.cases import Case
-from simulator.measure.kernel_inputs import Prepared, random_tensor, softmax_scale, torch_module
+from simulator.measure.kernel_inputs import Prepared, beyond_whole_tensors, random_tensor, softmax_scale, torch_module
 
 LIBRARY_VARIABLE = "IOSIM_FLASH_ATTN_1"
 
@@ -36,7 +36,7 @@ def refuse(case: Case) -> str | None:
         return "the library here holds flash-attn 1.x in fp16 at head dims 64 and 128"
     if case.heads != case.kv_heads or case.seqlen_q != case.seqlen_k:
         return "flash-attn 1.x is measured with kv_heads = heads and seqlen_q = seqlen_k"
-    if case.window or case.page_size or case.kv_capacity or case.num_splits or case.deterministic:
+    if beyond_whole_tensors(case) or case.deterministic:
         return "flash-attn 1.x takes no window, pages, capacity, and its splits and order are its own here"
     return None
 

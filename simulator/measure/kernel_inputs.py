@@ -50,6 +50,11 @@ def qkv(case: Case) -> Any:
     return q, k, v
 
 
+def beyond_whole_tensors(case: Case) -> bool:
+    """Whether a case has a window, pages, a cache capacity or splits, which only some kernels take."""
+    return bool(case.window or case.page_size or case.kv_capacity or case.num_splits)
+
+
 def softmax_scale(case: Case) -> float:
     """1/√head_dim."""
     scale: float = case.head_dim**-0.5

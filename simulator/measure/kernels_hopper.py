@@ -9,6 +9,7 @@ from simulator.errors import InputError
 from simulator.measure.cases import Case
 from simulator.measure.kernel_inputs import (
     Prepared,
+    beyond_whole_tensors,
     qkv,
     random_tensor,
     softmax_scale,
@@ -90,7 +91,7 @@ def cudnn_refuse(case: Case) -> str | None:
     """Why cuDNN attention cannot run a case, or None."""
     if case.dtype == "fp8" or case.head_dim > 128 or case.head_dim % 8:
         return "cuDNN attention here takes bf16 or fp16 and head dims up to 128"
-    if case.window or case.page_size or case.kv_capacity or case.num_splits:
+    if beyond_whole_tensors(case):
         return "cuDNN attention here takes no window, pages, capacity or splits"
     if case.causal and case.seqlen_q != case.seqlen_k:
         return "cuDNN's causal mask is top-left in PyTorch; only seqlen_q = seqlen_k means the same"

@@ -9,14 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.measure.cases import Case
-from simulator.measure.kernel_inputs import Prepared, qkv, random_tensor, softmax_scale, torch_module
+from simulator.measure.kernel_inputs import (
+    Prepared,
+    beyond_whole_tensors,
+    qkv,
+    random_tensor,
+    softmax_scale,
+    torch_module,
+)
 
 
 def eager_refuse(case: Case) -> str | None:
     """Why the benchmarks' baseline cannot run a case, or None."""
     if case.dtype == "fp8" or case.heads != case.kv_heads or case.seqlen_q != case.seqlen_k:
         return "the benchmarks' unfused baseline runs bf16 or fp16, kv_heads = heads and seqlen_q = seqlen_k"
-    if case.window or case.page_size or case.kv_capacity or case.num_splits:
+    if beyond_whole_tensors(case):
         return "unfused attention takes no window, pages, capacity or splits here"
     return None
 
@@ -25,7 +32,7 @@ def matmul_refuse(case: Case) -> str | None:
     """Why the decoding benchmark's baseline cannot run a case, or None."""
     if case.dtype == "fp8" or case.pass_ != "fwd" or case.causal or case.heads % case.kv_heads:
         return "the decoding baseline runs bf16 or fp16 forward without a mask"
-    if case.window or case.page_size or case.kv_capacity or case.num_splits:
+    if beyond_whole_tensors(case):
         return "unfused attention takes no window, pages, capacity or splits here"
     return None
 

@@ -7,6 +7,7 @@ from typing import Any
 from simulator.measure.cases import Case
 from simulator.measure.kernel_inputs import (
     Prepared,
+    beyond_whole_tensors,
     qkv,
     random_tensor,
     softmax_scale,
@@ -22,7 +23,7 @@ def eager_refuse(case: Case) -> str | None:
     """Why unfused attention cannot run a case, or None."""
     if case.dtype == "fp8":
         return "unfused attention runs in bf16 or fp16 here"
-    if case.window or case.page_size or case.kv_capacity or case.num_splits:
+    if beyond_whole_tensors(case):
         return "unfused attention takes no window, pages, capacity or splits here"
     if case.pass_ == "bwd" and case.heads != case.kv_heads:
         return "unfused backward is measured with kv_heads = heads"
@@ -85,7 +86,7 @@ def fa1_refuse(case: Case) -> str | None:
     """Why the FA1 kernel cannot run a case, or None."""
     if case.pass_ != "fwd" or case.dtype == "fp8" or case.heads != case.kv_heads or case.head_dim not in (64, 128):
         return "the FA1 kernel here is forward, bf16 or fp16, kv_heads = heads, head dim 64 or 128"
-    if case.window or case.page_size or case.kv_capacity or case.num_splits:
+    if beyond_whole_tensors(case):
         return "the FA1 kernel takes no window, pages, capacity or splits"
     if case.causal and case.seqlen_q > case.seqlen_k:
         return "the FA1 kernel wants seqlen_q <= seqlen_k when causal"
