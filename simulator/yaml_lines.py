@@ -91,8 +91,8 @@ def scalar(node: yaml.ScalarNode) -> str | int | float | bool | None:
     try:
         plain: str | int | float | bool | None = yaml.SafeLoader("").construct_object(node)
         return plain
-    except (ValueError, KeyError):
-        return str(node.value)  # what only looks like a number (0x_, or one of 5,000 digits)
+    except (ValueError, LookupError):
+        return str(node.value)  # what only looks like a number (0x_, !!int before nothing, or one of 5,000 digits)
 
 
 def pairs(node: yaml.Node, path: str, parent: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
