@@ -46,6 +46,12 @@ def _popcount(x: Any) -> Any:
 
 
 @inlined
+def _quotient(a: Any, b: Any) -> Any:
+    """``a // b`` of numbers that are not negative: Python's rule for the others costs as much as the division."""
+    return np.int64(np.uint64(a) // np.uint64(b))
+
+
+@inlined
 def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray) -> None:
     """Drop the empty entries of the list."""
     end = 0
@@ -142,7 +148,7 @@ def touch(
         if overlap == mask:
             new_bytes = 0
         elif overlap != none:
-            new_bytes = size - size * _popcount(overlap) // _popcount(mask)
+            new_bytes = size - _quotient(size * _popcount(overlap), _popcount(mask))
     band = 0
     lost = 0
     gone = 0
@@ -154,13 +160,13 @@ def touch(
         hits = scal[HITS + band]
         if hits < 1_000_000:
             again = size - new_bytes
-            lost = again - again * hits // 1_000_000
+            lost = again - _quotient(again * hits, 1_000_000)
             if held > again:
                 # the same share of what is not asked for now is gone as well
                 rest = have & ~mask
                 kept = rest & _spread(hits)
                 if rest != none:
-                    gone = (held - again) - (held - again) * _popcount(kept) // _popcount(rest)
+                    gone = (held - again) - _quotient((held - again) * _popcount(kept), _popcount(rest))
                 elif 2 * hits < 1_000_000:
                     gone = held - again
                 have = kept | (have & mask)
@@ -208,8 +214,8 @@ def _range_mask(low: int, high: int, extent: int) -> Any:
     ranges that cover a block cover its mask. A range within one part may get none."""
     if low == 0 and high == extent:
         return np.uint64(0xFFFFFFFFFFFFFFFF)
-    first = (low * 64 + extent - 1) // extent
-    n = (high * 64 + extent - 1) // extent - first
+    first = _quotient(low * 64 + extent - 1, extent)
+    n = _quotient(high * 64 + extent - 1, extent) - first
     if n >= 64:
         return np.uint64(0xFFFFFFFFFFFFFFFF)
     return ((np.uint64(1) << np.uint64(n)) - np.uint64(1)) << np.uint64(first)
@@ -238,10 +244,8 @@ def visit_tile(
     if r1 <= r0 or c1 <= c0:
         return 0, 0
     total, missed = 0, 0
-    first_row, first_col = r0 // br, c0 // bc if c0 > 0 else 0
-    for i in range(first_row, n_rows):
-        if i * br >= r1:
-            break
+    first_row, first_col = _quotient(r0, br), _quotient(c0, bc) if c0 > 0 else 0
+    for i in range(first_row, _quotient(r1 - 1, br) + 1):
         rl, rh = max(r0, i * br), min(r1, (i + 1) * br)
         block_rows = min(br, n_rows - i * br)
         for j in range(first_col, n_cols):
