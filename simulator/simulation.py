@@ -237,12 +237,12 @@ def _run_at_its_clock(
     """Replay at the clock that the launch itself causes: guess, run, and run again only if memory time matters."""
     most_hz = min(profile.max_clock_hz, conditions.clock_hz or profile.max_clock_hz)
     clock_hz = min(most_hz, profile.max_clock_hz * 0.9)
-    before = l2.clone()
     slots = profile.num_sms * occupancy(kernel, profile)
     quick = budget if int(iterations_of(kernel).sum()) <= budget else int(budget * CLOCK_BUDGET_SHARE)
     # a launch too long to replay often is first tried on an L2 of its own, coarse as its events; one of more CTAs than
     # that, by some of its waves
     tried, times = _some_waves(kernel, slots, quick) if quick < budget else (kernel, 1.0)
+    before = l2.clone() if quick == budget else ()
     work = executed_work(tried)
     tensors = tensor_table([kernel])
     tries = 0
