@@ -195,6 +195,8 @@ def unique_bytes(kernels) -> tuple[dict[str, int], dict[str, int]]:
     seen: dict[str, np.ndarray] = {}
     read: dict[str, int] = {}
     written: dict[str, int] = {}
+    # a rectangle that was marked before adds nothing, and most are accessed by many CTAs
+    marked: set[tuple] = set()
     for kernel in kernels:
         accesses = sorted(kernel_accesses(kernel), key=lambda access: access.is_write)
         for cta in range(kernel.ctas):
@@ -202,8 +204,16 @@ def unique_bytes(kernels) -> tuple[dict[str, int], dict[str, int]]:
             for access in accesses:
                 t = access.tile.tensor
                 size = t.bytes // (t.heads * t.rows * t.cols)
-                was_read, was_written = seen.setdefault(t.name, np.zeros((2, t.heads, t.rows, t.cols), bool))
-                for where in _rectangles(access, access.loops, env):
+                if t.name not in seen:
+                    seen[t.name] = np.zeros((2, t.heads, t.rows, t.cols), bool)
+                was_read, was_written = seen[t.name]
+                for edges in _rectangles(access, access.loops, env):
+                    key = (t.name, access.is_write, access.accumulate, edges)
+                    if key in marked:
+                        continue
+                    marked.add(key)
+                    head, r0, r1, c0, c1 = edges
+                    where = head, slice(r0, r1), slice(c0, c1)
                     if not access.is_write or access.accumulate:
                         fresh = int((~(was_read[where] | was_written[where])).sum())
                         was_read[where] = True
@@ -216,7 +226,7 @@ def unique_bytes(kernels) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _rectangles(access, loops, env):
-    """The clipped rectangle of ``access`` for every iteration of one CTA."""
+    """The clipped rectangle of ``access`` (head, rows from and to, columns) for every iteration of one CTA."""
     if loops:
         for i in range(max(0, int(loops[0].count.at(env)))):
             yield from _rectangles(access, loops[1:], env | {loops[0].var: i})
@@ -225,7 +235,7 @@ def _rectangles(access, loops, env):
     head, row, col = (int(x.at(env)) for x in (place.head, place.row, place.col))
     r0, r1, c0, c1 = max(row, 0), min(row + place.rows, t.rows), max(col, 0), min(col + place.cols, t.cols)
     if 0 <= head < t.heads and r1 > r0 and c1 > c0:
-        yield head, slice(r0, r1), slice(c0, c1)
+        yield head, r0, r1, c0, c1
 
 
 SMALL = st.builds(
