@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms import kernels_cudnn, varlen
+from algorithms import kernels_cudnn, kernels_fa3_2024, varlen
 from algorithms.combine import counter_fill
 from algorithms.common import (
     Implementation,
@@ -86,6 +86,13 @@ IMPLEMENTATIONS = {
         "flash-attention hopper/ (0251105a)",
         features=frozenset({"fp8", "head_dim_v"}),
         forward_features=frozenset({"window", "softcap", "varlen"}),
+    ),
+    kernels_fa3_2024.NAME: Implementation(
+        kernels_fa3_2024.NAME,
+        "fa3",
+        frozenset({"wgmma", "tma"}),
+        kernels_fa3_2024.SOURCE,
+        features=frozenset({"fp8"}),
     ),
     # its forward pass in fwd_bwd is flash_attn_3's schedule
     "flash_attn_4_sm90": Implementation(
@@ -202,12 +209,9 @@ def roles(
         end_pv: list[Op] = [Await("O"), Release(v_pipe)]
         if not mix.issue_interval_cycles:
             while_pv_runs: list[Op] = [*scores, *exponentials, beyond]
-        elif d > 64:
-            # the compiler hoists the wait for PV: a third of softmax's instructions stand before it, ...
-            while_pv_runs = [*scores, beyond]
         else:
-            # ... and at head dim 64 the row maximum alone (sass_fa3_loops.csv)
-            while_pv_runs = [*scores]
+            # the compiler hoists the wait for PV
+            while_pv_runs = [*scores, *([beyond] if t.exponentials_before_pv else [])]
         once_pv_is_done = [op for op in (*exponentials, beyond) if op not in while_pv_runs]
 
         def step(col: Index, is_masked: bool) -> list[Op]:
@@ -323,13 +327,18 @@ def launched_problem(problem: AttentionProblem) -> AttentionProblem:
     return effective_masks(problem, problem.seqlen_k - 1, problem.seqlen_q - 1)
 
 
-def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tuple[dict[str, np.ndarray], str]:
-    """CTA coordinates in the order the tile scheduler hands tiles out, and the engine's name of the schedule."""
+def tile_coordinates(
+    problem: AttentionProblem, t: Fa3Tile, packed: bool, longest_first: bool = True
+) -> tuple[dict[str, np.ndarray], str]:
+    """CTA coordinates in the order the tile scheduler hands tiles out, and the engine's name of the schedule.
+
+    ``longest_first``: the dynamic scheduler goes through sections of heads, each from its longest tiles; else through
+    all tiles as they come, like the static one."""
     group = problem.group if packed else 1
     heads = problem.kv_heads if packed else problem.heads
     row_blocks = ceil_div(problem.seqlen_q * group, t.tile_m)
     schedule = fa3_schedule(causal=problem.causal, local=problem.window is not None, split=False, varlen=False)
-    if schedule.kind == "dynamic_persistent":
+    if schedule.kind == "dynamic_persistent" and longest_first:
         section = fa3_section_heads(
             seqlen_k=problem.seqlen_k,
             head_dim=problem.head_dim,
@@ -361,6 +370,14 @@ def tile_coordinates(problem: AttentionProblem, t: Fa3Tile, packed: bool) -> tup
             window=problem.window,
         ),
     )
+    if problem.causal and not longest_first:
+        # the release tests the mask in one block more than it touches
+        more = (by_block["n_full"] > 0).astype(np.int64)
+        by_block |= {
+            "n_masked": by_block["n_masked"] + more,
+            "n_full": by_block["n_full"] - more,
+            "full_row": by_block["full_row"] - more * t.tile_n,
+        }
     # rows that see no key: the loader's unconditional first K and V blocks lie behind the last key
     empty = by_block["n_masked"] == 0
     for name in ("masked_row", "full_row", "left_row", "last_row"):
@@ -421,7 +438,7 @@ def build_forward(
         coords, schedule = varlen.fa3_coordinates(problem_run, t, packed), "dynamic"
         before.append(varlen.prepare_kernel(problem_run))
     else:
-        coords, schedule = tile_coordinates(problem_run, t, packed)
+        coords, schedule = tile_coordinates(problem_run, t, packed, implementation != kernels_fa3_2024.NAME)
         if implementation == "cudnn_sm90" or schedule == "dynamic":
             before.append(counter_fill("fill"))
     group, q_head = problem.group if packed else 1, var("q_head")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from algorithms import kernels_cudnn
+from algorithms import kernels_cudnn, kernels_fa3_2024
 from algorithms.common import ceil_div
 from algorithms.fa3_backward import backward_tile_space
 from algorithms.heuristics import fa3_pack_gqa
@@ -21,6 +21,8 @@ def forward_kernel(
 ) -> tuple[Fa3Tile, bool, InstructionMix | None, tuple[str, ...]]:
     """The tile of ``implementation``'s kernel for ``problem`` (as launched), whether query heads are packed into rows,
     its own counted instructions (``None``: FA3's) and notes on it."""
+    if implementation == kernels_fa3_2024.NAME:
+        return *_tile_of_2024(problem, tiles), ()
     if implementation != kernels_cudnn.NAME:
         return *forward_tile(problem, gpu, tiles, may_pack), None, ()
     if problem.head_dim > 128 or tiles is not None:
@@ -28,6 +30,17 @@ def forward_kernel(
     tile = kernels_cudnn.cudnn_forward_tile(problem.head_dim, problem.dtype, problem.causal)
     mix = kernels_cudnn.cudnn_forward_mix(problem.head_dim, problem.causal)
     return tile, False, mix, (kernels_cudnn.ASSUMPTION,)
+
+
+def _tile_of_2024(problem: AttentionProblem, tiles: TileChoice | None) -> tuple[Fa3Tile, bool, InstructionMix]:
+    """The release's kernel for ``problem``, which packs no query heads, and its counted instructions."""
+    if tiles is not None:
+        raise UnsupportedError(f"{kernels_fa3_2024.NAME}: modelled with its own tiles; flash_attn_3 takes others")
+    dtype = "e4m3" if problem.dtype == "fp8" else problem.dtype
+    tile_m = kernels_fa3_2024.forward_tile(problem.head_dim, dtype, problem.causal, None).tile_m
+    row_blocks = ceil_div(problem.seqlen_q, tile_m)
+    tile = kernels_fa3_2024.forward_tile(problem.head_dim, dtype, problem.causal, row_blocks)
+    return tile, False, kernels_fa3_2024.forward_mix(problem.head_dim, dtype, problem.causal)
 
 
 def forward_tile(
@@ -73,6 +86,8 @@ def tile_spaces(problem: AttentionProblem, implementation: str, gpu: Profile) ->
     passes = ("fwd", "bwd") if problem.pass_ == "fwd_bwd" else (problem.pass_,)
     if implementation == kernels_cudnn.NAME:
         return dict.fromkeys(passes, "cuDNN's kernels are closed and modelled with their own tile")
+    if implementation == kernels_fa3_2024.NAME:
+        return dict.fromkeys(passes, f"{implementation} is modelled with the tiles of its release")
     spaces: dict[str, TileSpace | str] = {}
     if "fwd" in passes:
         may_pack = passes == ("fwd",)

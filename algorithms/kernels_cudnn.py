@@ -60,6 +60,7 @@ def cudnn_forward_tile(head_dim: int, dtype: str = "bf16", causal: bool = False)
         padded_head_dim=tile.padded_head_dim,
         padded_head_dim_v=tile.padded_head_dim_v,
         kv_stages=3,
+        exponentials_before_pv=tile.exponentials_before_pv,
         smem_bytes=_SMEM_FORWARD[d],
         source=_COUNTED_ON,
     )

@@ -15,7 +15,9 @@ class Fa3Tile:
     ``mma_pv_is_rs``: P stays in registers for PV (else it goes through SMEM). ``intra_wg_overlap``: QK of block j is
     issued before PV of block j-1, and softmax of j runs while PV of j-1 does. ``scheduler_barrier``: warpgroups take
     turns to issue their GEMM pair (ping-pong). ``rescale_o_before_gemm``: O is rescaled between QK's and PV's issue
-    rather than after softmax. ``producer_threads``: of the producer warpgroup's 128, how many do work.
+    rather than after softmax. ``exponentials_before_pv``: the compiler put the wait for PV behind a third of softmax's
+    instructions, else behind the row maximum alone (sass_fa3_loops.csv). ``producer_threads``: of the producer
+    warpgroup's 128, how many do work.
     ``v_transposed_in_kernel``: fp8 only; the producer warpgroup rewrites V through LDSM.T/STSM.
     """
 
@@ -27,6 +29,7 @@ class Fa3Tile:
     intra_wg_overlap: bool
     scheduler_barrier: bool
     rescale_o_before_gemm: bool
+    exponentials_before_pv: bool
     kv_stages: int
     num_mma_warpgroups: int
     threads: int
@@ -187,6 +190,7 @@ def fa3_forward_tile(
         mma_pv_is_rs=pv_rs,
         intra_wg_overlap=overlap,
         scheduler_barrier=turns and not large_v,
+        exponentials_before_pv=d > 64,
         rescale_o_before_gemm=d > 128 and (bytes_each == 2 or v_colmajor) and overlap,
         kv_stages=stages,
         num_mma_warpgroups=warpgroups,

@@ -353,7 +353,7 @@ CASES = [
         ("fa1", "bwd", ("flash_attn_1", "flash_attn_1_paper")),
         ("fa2", "fwd", ("torch_flash",)),
         ("fa2", "bwd", ("torch_flash",)),
-        ("fa3", "fwd", ("flash_attn_3",)),
+        ("fa3", "fwd", ("flash_attn_3", "flash_attn_3_2024")),
         ("fa3", "bwd", ("flash_attn_4_sm90",)),
         ("flash_decoding", "fwd", ("torch_flash_splitkv", "flash_attn_3_kvcache")),
     )

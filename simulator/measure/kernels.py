@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.errors import InputError
-from simulator.measure import fa1_package
+from simulator.measure import fa1_package, fa3_package
 from simulator.measure import kernels_hopper as hopper
 from simulator.measure import kernels_layout as layout
 from simulator.measure import kernels_pytorch as own
@@ -104,6 +104,14 @@ KERNELS: dict[str, Kernel] = {
             lambda: need_cuda() or fa1_package.need_library(),
             fa1_package.refuse,
             fa1_package.prepare,
+        ),
+        Kernel(
+            "flash_attn_3_2024",
+            ("fa3",),
+            "FlashAttention-3 of July 2024 from libraries built with fa3_driver.cu",
+            lambda: need_cuda() or fa3_package.need_library(),
+            fa3_package.refuse,
+            fa3_package.prepare,
         ),
         Kernel(
             "flash_attn_1_paper",
