@@ -20,6 +20,9 @@ from simulator.program import Index, Kernel, once_a_kernel
 EVENT_BUDGET = 250_000
 #: How much more may be spent where the L2 is crowded and misses depend on the CTAs' relative positions.
 CROWDED_BUDGET_FACTOR = 4
+#: How much of it is enough elsewhere, where misses hardly depend on the iterations an event stands for as long as
+#: those are few: up to so many.
+UNCROWDED_BUDGET_SHARE, UNCROWDED_CHUNK = 0.2, 2
 #: Share of the budget above which repeating parts of a launch are left out.
 JUMP_SHARE = 0.1
 #: Capacities of the L2 that a launch touches before parts of it are left out.
@@ -137,7 +140,7 @@ def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> int:
     n = kernel.ctas
     if n < 6 * slots or kernel.times > 1 or kernel.schedule == "static":
         return 0
-    if any((kernel.coords[trip.coord] != kernel.coords[trip.coord][0]).any() for trip in kernel.trips):
+    if not _all_equal(kernel):
         return 0
     ranges = {name: (int(values.min()), int(values.max())) for name, values in kernel.coords.items()}
     if not all(_whole_tiles(access, ranges) for access in kernel_accesses(kernel)):
@@ -161,6 +164,11 @@ def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> int:
         if not ((steps > 0).all() or np.unique(starts).size == window):
             return 0
     return unit
+
+
+def _all_equal(kernel: Kernel) -> bool:
+    """Whether all CTAs have the same iterations."""
+    return all((kernel.coords[trip.coord] == kernel.coords[trip.coord][0]).all() for trip in kernel.trips)
 
 
 def _whole_tiles(access: Access, ranges: dict[str, tuple[int, int]]) -> bool:
@@ -221,7 +229,8 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
         return Plan()
     # where streams crowd the L2, misses depend on the CTAs' phases: replay finely
     per_head, crowded = crowding(kernel, slots, capacity_bytes)
-    fine = budget * (CROWDED_BUDGET_FACTOR if crowded else 1)
+    share = UNCROWDED_BUDGET_SHARE if _all_equal(kernel) else 1
+    fine = int(budget * (CROWDED_BUDGET_FACTOR if crowded else share))
     jump_at = unit = skip = 0
     # where phases matter they need time to drift apart: nothing is left out that can be afforded
     if events > (fine if crowded else budget * JUMP_SHARE):
@@ -239,12 +248,20 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     # iterations that touch many blocks take as long as several others
     cost = iterations * blocks_an_iteration(kernel)
     # two iterations an event lose misses where phases matter, and take almost as long as one
-    affordable = cost + 2 * n <= fine or iterations + 2 * n <= budget
+    affordable = cost + 2 * n <= fine or iterations + 2 * n <= min(fine, budget)
     # nor do loops that are short: a few passes over a row, of which the first misses (8 % of softmax's time)
     if affordable or _short_loops(kernel):
         return Plan(1, jump_at, unit, skip)
-    iterations = int(cost)
-    return Plan(max(1, -(-iterations // max(fine // 2, fine - 2 * n))), jump_at, unit, skip)
+    chunk = _chunk(int(cost), n, fine)
+    # who takes the last wave's CTAs depends on when others end, where those do not all do the same
+    if not crowded and _all_equal(kernel):
+        chunk = max(_chunk(int(cost), n, budget), min(chunk, UNCROWDED_CHUNK))
+    return Plan(chunk, jump_at, unit, skip)
+
+
+def _chunk(iterations: int, ctas: int, budget: int) -> int:
+    """Iterations an event of which a launch of so many stays within ``budget``, starts and ends included."""
+    return max(1, -(-iterations // max(budget // 2, budget - 2 * ctas)))
 
 
 def _jump(kernel: Kernel, slots: int, capacity_bytes: int, unit: int) -> tuple[int, int]:
