@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from math import ceil
+from math import ceil, inf
 
 from simulator.event_loop import Alarm, EventLoop
 
@@ -29,10 +29,12 @@ class Job:
     ``lost``: ticks that it fell behind its own pace, by the unit that was short (:data:`TENSOR`: the issue slots, of
     which tensor instructions had theirs)."""
 
-    __slots__ = ("demand", "done", "label", "left", "lost", "most", "rate", "short", "started")
+    __slots__ = ("demand", "done", "kind", "label", "left", "lost", "most", "rate", "short", "started")
 
-    def __init__(self, demand: Mapping[int, int], least: float, done: Callable[[], None], label: object) -> None:
-        self.demand, self.done, self.label = demand, done, label
+    def __init__(
+        self, demand: Mapping[int, int], least: float, done: Callable[[], None], label: object, kind: int
+    ) -> None:
+        self.demand, self.done, self.label, self.kind = demand, done, label, kind
         self.left, self.rate, self.started = 1.0, 0.0, 0
         self.most = 1.0 / max(least, *demand.values(), 1.0)
         self.short: int | None = None
@@ -53,6 +55,9 @@ class WarpStreams:
         self._queues: dict[object, deque[Job]] = {}
         self._last = 0
         self._alarm: Alarm | None = None
+        # a loop gives the same few operations again and again: numbers of those seen, and what they had beside others
+        self._kinds: dict[tuple[object, float], int] = {}
+        self._known: dict[tuple[int, ...], list[tuple[float, int | None]]] = {}
 
     def submit(
         self, stream: object, demand: Mapping[int, int], least: float, done: Callable[[], None], first: bool = False
@@ -61,7 +66,8 @@ class WarpStreams:
         is called at its end. ``first``: tensor instructions, which queue in one line and are served before others."""
         for unit, ticks in demand.items():
             self.busy[unit] += ticks
-        job = Job(demand, least, done, stream)
+        kind = self._kinds.setdefault((tuple(demand.items()), least), len(self._kinds))
+        job = Job(demand, least, done, stream, kind)
         queue = self._first if first else self._queues.setdefault(stream, deque())
         queue.append(job)
         if len(queue) == 1:
@@ -84,35 +90,46 @@ class WarpStreams:
 
     def _share(self) -> None:
         """Give every job its rate, and look again when the first of them ends."""
+        running = self._running()
+        key = (1 if self._first else 0, *[job.kind for job in running])
+        shares = self._known.get(key)
+        if shares is None:
+            shares = self._known[key] = self._shares(running)
+        soonest = inf
+        for job, (rate, short) in zip(running, shares, strict=True):
+            job.rate, job.short = rate, short
+            if rate > 0.0:
+                soonest = min(soonest, job.left / rate)
+        self._alarm = None if soonest == inf else self.env.alarm(max(0, ceil(soonest - _EPSILON)), self._fire)
+
+    def _shares(self, running: list[Job]) -> list[tuple[float, int | None]]:
+        """The rate of each of ``running``, and which unit it is short of; a tensor job comes first."""
         free = dict.fromkeys(self.units, 1.0)
-        growing = []
-        for job in self._running():
-            job.rate, job.short = 0.0, None
-            growing.append(job)
+        rates, short = [0.0] * len(running), dict[int, int]()
+        growing = list(enumerate(running))
         taken: set[int] = set()
         if self._first:
-            job = growing.pop(0)
-            job.rate, taken = job.most, set(job.demand)
+            _, job = growing.pop(0)
+            rates[0], taken = job.most, set(job.demand)
             for unit, ticks in job.demand.items():
-                free[unit] = max(0.0, free[unit] - ticks * job.rate)
+                free[unit] = max(0.0, free[unit] - ticks * job.most)
         level = 0.0
         while growing:
             # how much further, in shares of what each could do alone, until all are at their pace or a unit is full
             further, full = 1.0 - level, None
             for unit, left in free.items():
-                asked = sum(job.demand.get(unit, 0) * job.most for job in growing)
+                asked = sum(job.demand.get(unit, 0) * job.most for _, job in growing)
                 if asked * further > left:
                     further, full = left / asked, unit
             level += further
-            for job in growing:
-                job.rate = level * job.most
+            for i, job in growing:
+                rates[i] = level * job.most
                 for unit, ticks in job.demand.items():
                     free[unit] = max(0.0, free[unit] - further * ticks * job.most)
                 if full is not None and job.demand.get(full):
-                    job.short = TENSOR if full in taken else full
-            growing = [job for job in growing if full is not None and job.short is None]
-        waits = [job.left / job.rate for job in self._running() if job.rate > 0.0]
-        self._alarm = self.env.alarm(max(0, ceil(min(waits) - _EPSILON)), self._fire) if waits else None
+                    short[i] = TENSOR if full in taken else full
+            growing = [(i, job) for i, job in growing if full is not None and i not in short]
+        return [(rate, short.get(i)) for i, rate in enumerate(rates)]
 
     def _fire(self, event: Alarm) -> None:
         if event is not self._alarm:
