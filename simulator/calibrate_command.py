@@ -61,6 +61,10 @@ def register(app: typer.Typer) -> None:
         split: Annotated[Path | None, typer.Option(help="CSV family,side: only 'calibrate' families are used")] = None,
         stage: Annotated[list[str] | None, typer.Option(help="only these stages; repeatable")] = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="print the fit, write nothing")] = False,
+        overrides: Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="fit as if: l2_bytes=x2 (repeatable; with --dry-run)"),
+        ] = None,
     ) -> None:
         """Fit the few physical parameters that a datasheet does not give, small parts first."""
         from rich.console import Console
@@ -69,11 +73,15 @@ def register(app: typer.Typer) -> None:
         from simulator.calibration import data_hash, residual_cases, usable_rows
         from simulator.calibration_stages import STAGES
         from simulator.confidence import residual_bands
+        from simulator.overrides import parse_overrides
         from simulator.physics import Physics
         from simulator.profile import load_profile, write_calibration
         from simulator.validation import read_measurements
 
-        profile = load_profile(gpu)
+        if overrides and not dry_run:
+            wanted = "put the change into a profile with 'base:' to keep its fit, or add --dry-run to see it"
+            raise InputError(f"--set: a fit on a changed GPU does not belong into the file of {gpu}; {wanted}")
+        profile = parse_overrides(overrides or (), load_profile(gpu))
         frame = read_measurements(data)
         if split is not None:
             frame = on_side(frame, read_split(split), "calibrate")

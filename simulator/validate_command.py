@@ -24,6 +24,10 @@ def register(app: typer.Typer) -> None:
         csv: Annotated[Path | None, typer.Option(help="write every row with prediction and errors here")] = None,
         plot: Annotated[Path | None, typer.Option(help="draw predicted and measured, and error by size")] = None,
         jobs: Annotated[int, typer.Option(help="processes", min=1)] = 1,
+        overrides: Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="change every GPU first: l2_bytes=x2 (repeatable)"),
+        ] = None,
     ) -> None:
         """Errors of time, HBM bytes and SM-L2 reads against measurements: n, mean, median, p90, max, signed."""
         import sys
@@ -35,6 +39,7 @@ def register(app: typer.Typer) -> None:
         from simulator.atomic_write import write_text
         from simulator.calibrate_command import SIDES, on_side, read_split
         from simulator.errors import InputError, unknown
+        from simulator.predict_command import check_gpus
         from simulator.validation import compare_with, read_measurements, summarise
 
         if side not in (*SIDES, "all"):
@@ -45,6 +50,8 @@ def register(app: typer.Typer) -> None:
 
             check_picture_path(plot)
         frame = read_measurements(data)
+        if overrides:
+            check_gpus(frame, gpu, tuple(overrides), data[0])
         if split is not None and side != "all":
             frame = on_side(frame, read_split(split), side)
         if "pass" not in frame:
@@ -55,7 +62,7 @@ def register(app: typer.Typer) -> None:
         with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("predicting", total=len(frame))
             try:
-                errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task))
+                errors = compare_with(frame, gpu, jobs, lambda: progress.advance(task), overrides or ())
             except InputError as error:
                 raise InputError(f"{', '.join(map(str, data))}: {error}") from None
         groups = [name for name in by.split(",") if name]
@@ -63,6 +70,9 @@ def register(app: typer.Typer) -> None:
             if name not in errors:
                 raise unknown("--by", name, errors.columns)
         console = Console()
+        if overrides:
+            # escaped, or a key in brackets would be taken for markup
+            console.print(escape(f"Predicted with {' '.join(overrides)}, measured without"))
         for column, title in (("error_time", "time"), ("error_hbm", "HBM bytes"), ("error_l2_read", "SM-L2 reads")):
             if errors[column].notna().any():
                 if groups:

@@ -98,9 +98,14 @@ def _longest(row: Mapping[str, str], name: str, default: int) -> int:
 
 
 def compare_with(
-    measured: pandas.DataFrame, gpu: str | None, jobs: int = 1, on_row: Callable[[], object] | None = None
+    measured: pandas.DataFrame,
+    gpu: str | None,
+    jobs: int = 1,
+    on_row: Callable[[], object] | None = None,
+    overrides: Sequence[str] = (),
 ) -> pandas.DataFrame:
-    """Predict every row of ``measured`` and add ``regime`` and signed relative errors.
+    """Predict every row of ``measured`` (on GPUs changed by the ``--set`` texts ``overrides``) and add ``regime`` and
+    signed relative errors.
 
     ``error_time`` is predicted over measured minus one; ``error_hbm`` and ``error_l2_read`` likewise for bytes where
     they were measured (NaN elsewhere). Rows that cannot be predicted keep their ``error`` and NaN errors.
@@ -113,7 +118,7 @@ def compare_with(
     some = pd.concat([pd.to_numeric(measured[c], errors="coerce") > 0 for c in targets], axis=1).any(axis=1)
     usable = measured[some].reset_index(drop=True)
     inputs = usable[[c for c in usable.columns if c not in _OUTPUTS]]
-    out = predict_frame(inputs, gpu, jobs=jobs, on_row=on_row)
+    out = predict_frame(inputs, gpu, overrides=overrides, jobs=jobs, on_row=on_row)
 
     def number(name: str) -> pandas.Series[float]:
         return pd.to_numeric(out[name], errors="coerce") if name in out else pd.Series(math.nan, out.index)

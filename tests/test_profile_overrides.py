@@ -1,5 +1,6 @@
 """``--set key=value`` and the ``gpus`` command."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -268,3 +269,32 @@ def test_every_picture_takes_set_and_names_the_changed_gpu_in_its_file(command, 
     assert main([*arguments, "--set", "l2_bytes=x1.5"]) == 0
     written = tmp_path / (file if command == "report" else "out.csv")
     assert "h100_sxm[l2_bytes=x1.5]" in written.read_text(encoding="utf-8")
+
+
+MEASURED = "algorithm,batch,heads,seqlen_q,head_dim,family,measured_time_us\nfa2,1,8,640,64,a,20\n"
+
+
+def test_measurements_are_compared_with_a_changed_gpu(tmp_path, capsys):
+    (tmp_path / "m.csv").write_text(MEASURED)
+    arguments = ["validate", "--gpu", "h100_sxm", "--data", str(tmp_path / "m.csv"), "--csv", str(tmp_path / "e.csv")]
+    times = []
+    for changes in ([], ["--set", "max_clock=x0.5", "--set", "launch_overhead_s=9us"]):
+        assert main([*arguments, *changes]) == 0
+        assert ("Predicted with max_clock=x0.5 launch_overhead_s=9us" in capsys.readouterr().out) == bool(changes)
+        with (tmp_path / "e.csv").open(newline="") as file:
+            times += [float(row["time_us"]) for row in csv.DictReader(file)]
+    assert times[1] > times[0] + 3
+    assert main([*arguments, "--set", "l2_bites=x2"]) == 2
+    assert "l2_bytes" in capsys.readouterr().err
+
+
+def test_a_fit_on_a_changed_gpu_is_shown_and_not_kept(tmp_path, capsys):
+    (tmp_path / "m.csv").write_text(MEASURED)
+    (tmp_path / "mine.yaml").write_text("name: mine\nbase: h100_sxm\ncalibration: {from: h200_sxm}\n")
+    before = (tmp_path / "mine.yaml").read_bytes()
+    arguments = ["calibrate", "--gpu", str(tmp_path / "mine.yaml"), "--data", str(tmp_path / "m.csv")]
+    assert main([*arguments, "--set", "l2_bytes=x2"]) == 2
+    assert "--dry-run" in capsys.readouterr().err
+    assert (tmp_path / "mine.yaml").read_bytes() == before
+    assert main([*arguments, "--dry-run", "--set", "l2_bites=x2"]) == 2
+    assert "l2_bytes" in capsys.readouterr().err

@@ -162,7 +162,10 @@ const done = arguments[arguments.length - 1];
 (async () => {
   const pause = ms => new Promise(go => setTimeout(go, ms));
   try {
-    while (!window.app) await pause(100);
+    // a message before the page listens is lost: ask until it answers (Perfetto's own protocol)
+    let listens = false;
+    window.addEventListener('message', event => { listens ||= event.data === 'PONG'; });
+    while (!window.app || !listens) { window.postMessage('PING', '*'); await pause(100); }
     const buffer = await (await fetch('/trace.json')).arrayBuffer();
     window.postMessage({perfetto: {buffer, title: 'iosim'}}, '*');
     while (!(window.app.trace && window.app.trace.engine)) await pause(100);
