@@ -94,6 +94,13 @@ IMPLEMENTATIONS = {
         kernels_fa3_2024.SOURCE,
         features=frozenset({"fp8"}),
     ),
+    kernels_fa3_2024.GRID_NAME: Implementation(
+        kernels_fa3_2024.GRID_NAME,
+        "fa3",
+        frozenset({"wgmma", "tma"}),
+        kernels_fa3_2024.GRID_SOURCE,
+        features=frozenset({"fp8"}),
+    ),
     # its forward pass in fwd_bwd is flash_attn_3's schedule
     "flash_attn_4_sm90": Implementation(
         "flash_attn_4_sm90",
@@ -438,9 +445,11 @@ def build_forward(
         coords, schedule = varlen.fa3_coordinates(problem_run, t, packed), "dynamic"
         before.append(varlen.prepare_kernel(problem_run))
     else:
-        coords, schedule = tile_coordinates(problem_run, t, packed, implementation != kernels_fa3_2024.NAME)
+        coords, schedule = tile_coordinates(problem_run, t, packed, implementation not in kernels_fa3_2024.NAMES)
         if implementation == "cudnn_sm90" or schedule == "dynamic":
             before.append(counter_fill("fill"))
+        if implementation == kernels_fa3_2024.GRID_NAME:
+            schedule = "grid"  # the call still zeroes the counter
     group, q_head = problem.group if packed else 1, var("q_head")
     cta = roles(
         problem_run,

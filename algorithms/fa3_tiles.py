@@ -21,7 +21,11 @@ def forward_kernel(
 ) -> tuple[Fa3Tile, bool, InstructionMix | None, tuple[str, ...]]:
     """The tile of ``implementation``'s kernel for ``problem`` (as launched), whether query heads are packed into rows,
     its own counted instructions (``None``: FA3's) and notes on it."""
-    if implementation == kernels_fa3_2024.NAME:
+    if implementation in kernels_fa3_2024.NAMES:
+        if implementation == kernels_fa3_2024.GRID_NAME and problem.dtype != "fp8":
+            raise UnsupportedError(
+                f"{implementation}: the paper's e4m3 kernel; {kernels_fa3_2024.NAME} is the 16-bit one"
+            )
         return *_tile_of_2024(problem, tiles), ()
     if implementation != kernels_cudnn.NAME:
         return *forward_tile(problem, gpu, tiles, may_pack), None, ()
@@ -86,7 +90,7 @@ def tile_spaces(problem: AttentionProblem, implementation: str, gpu: Profile) ->
     passes = ("fwd", "bwd") if problem.pass_ == "fwd_bwd" else (problem.pass_,)
     if implementation == kernels_cudnn.NAME:
         return dict.fromkeys(passes, "cuDNN's kernels are closed and modelled with their own tile")
-    if implementation == kernels_fa3_2024.NAME:
+    if implementation in kernels_fa3_2024.NAMES:
         return dict.fromkeys(passes, f"{implementation} is modelled with the tiles of its release")
     spaces: dict[str, TileSpace | str] = {}
     if "fwd" in passes:

@@ -14,7 +14,11 @@ from algorithms.kernels_common import round_head_dim
 from algorithms.kernels_fa3 import Fa3Tile, fa3_forward_tile, fa3_smem_bytes
 
 NAME = "flash_attn_3_2024"
+#: The e4m3 kernel as the paper timed it: "without persistent" scheduling, so a CTA for each tile.
+GRID_NAME = "flash_attn_3_2024_grid"
+NAMES = (NAME, GRID_NAME)
 SOURCE = "flash-attention hopper/ of July 2024 (74b0761f; e4m3: 5018ac6a)"
+GRID_SOURCE = "flash-attention hopper/ at 5018ac6a with its SingleTileScheduler (arXiv:2407.08608: e4m3 not persistent)"
 HEAD_DIMS = (64, 128, 256)
 _COUNTED_ON = "ncu, one H200, hopper/ of July 2024 built with ptxas 12.3, 2026-11-30 (mix_launches_fa3_2024_run1.csv)"
 

@@ -12,7 +12,7 @@ from test_numbers import check_exact
 from test_sm_engine import map_ops, softmax_waits_for_both_gemms
 
 from algorithms import build_program
-from algorithms.kernels_fa3_2024 import NAME, forward_tile
+from algorithms.kernels_fa3_2024 import GRID_NAME, NAME, forward_tile
 from simulator import AttentionProblem, load_profile, simulate
 from simulator.errors import UnsupportedError
 from simulator.physics import Physics
@@ -80,6 +80,32 @@ def test_our_h200_takes_as_long(dtype, causal, shortest, mean):
     assert np.abs(errors).mean() <= mean and np.abs(errors).max() <= 0.17
 
 
+def test_the_papers_e4m3_kernel_gives_every_tile_a_cta():
+    """Its figures are of a kernel that is not persistent: built so, the release takes on our H200 what the paper's H100
+    took, within 8 % on average and without a bias; as released (persistent) it is 7 % faster. The model is fitted to
+    neither; calls of up to 2048 keys lose up to 25 % more to a CTA's first blocks than it says."""
+    published = pandas.read_csv(MEASURED.parents[1] / "published" / "fa3_h100_fp8_fwd.csv")
+    key = ["seqlen_q", "head_dim", "causal"]
+
+    def of(name, query):
+        rows = measured(name).query(query).merge(published[[*key, "measured_time_us"]], on=key, suffixes=("", "_paper"))
+        assert len(rows) == 24
+        return rows
+
+    grid = of("timed_fa3_2024_grid_run1.csv", "l2_state == 'warm'")
+    released = of("timed_fa3_2024_run1.csv", "dtype == 'fp8'")
+    faster = [r.measured_time_us_paper / r.measured_time_us - 1 for r in (grid, released)]
+    assert abs(faster[0].mean()) < 0.03 and faster[0].abs().mean() < 0.08
+    assert faster[1].mean() > 0.06 and faster[1].abs().mean() > 0.1
+    assert set(published.implementation) == {GRID_NAME}
+    long = grid.query("seqlen_q > 4000")
+    errors = [
+        simulate("fa3", problem_of(r), H200, implementation=GRID_NAME, timing="graph").time_us / r.measured_time_us - 1
+        for _, r in long.iterrows()
+    ]
+    assert np.abs(errors).mean() < 0.07 and np.abs(errors).max() < 0.12
+
+
 def test_hbm_bytes_are_the_counted_ones():
     rows = measured("counters_fa3_2024_run1.csv").query("seqlen_q in (2048, 16384) and dtype == 'fp16'")
     for _, row in rows.iterrows():
@@ -113,5 +139,7 @@ def test_what_it_does_not_run_is_said():
     problem = AttentionProblem(heads=4, seqlen_q=512, head_dim=128)
     with pytest.raises(UnsupportedError, match="window"):
         simulate("fa3", problem.with_(window=(64, 0)), H200, implementation=NAME)
+    with pytest.raises(UnsupportedError, match="the paper's e4m3 kernel"):
+        simulate("fa3", problem, H200, implementation=GRID_NAME)
     with pytest.raises(UnsupportedError, match="tiles of its release"):
         simulate("fa3", problem, H200, implementation=NAME, tiles="128x64x2x2")

@@ -52,6 +52,7 @@ def test_every_family_is_on_one_side_and_both_sides_cover_every_algorithm_and_pa
         "timed_ordered_run1.csv": "judge",
         "timed_serving_run1.csv": "judge",
         "timed_fa3_2024_run1.csv": "judge",
+        "timed_fa3_2024_grid_run1.csv": "judge",
     }
     families = {name: set(read(name).family) for name in added}
     assert set(split.family) == set(cases.family).union(*families.values())

@@ -24,7 +24,7 @@ IMPLEMENTATIONS = {
     "standard": {"torch_eager", "torch_eager_2.0_bshd", "torch_eager_2.1_bshd", "torch_matmul_2.1_bshd"},
     "fa1": {"flash_attn_1", "flash_attn_1_paper"},
     "fa2": {"torch_flash"},
-    "fa3": {"flash_attn_3", "flash_attn_3_2024", ""},
+    "fa3": {"flash_attn_3", "flash_attn_3_2024", "flash_attn_3_2024_grid", ""},
     "flash_decoding": {"torch_flash_splitkv", "flash_attn_3_kvcache"},
     "fa4": {""},
 }

@@ -2,7 +2,8 @@
 
 The FA3 paper's figures are of these kernels, which no wheel carries. ``simulator/measure/cuda/fa3_driver.cu`` launches
 them as their ``flash_api.cpp`` does, and its head says how to build it. ``IOSIM_FLASH_ATTN_3_2024`` names the library
-with the fp16 kernels, ``IOSIM_FLASH_ATTN_3_2024_FP8`` the one with the e4m3 kernels.
+with the fp16 kernels, ``IOSIM_FLASH_ATTN_3_2024_FP8`` the one with the e4m3 kernels and ``..._FP8_GRID`` one of them that
+gives every tile a CTA, as the paper timed them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import Any
 from simulator.measure.cases import Case
 from simulator.measure.kernel_inputs import Prepared, beyond_whole_tensors, qkv, softmax_scale, torch_module
 
-LIBRARY_VARIABLES = {"fp16": "IOSIM_FLASH_ATTN_3_2024", "fp8": "IOSIM_FLASH_ATTN_3_2024_FP8"}
+#: (implementation, dtype) -> the environment variable that names its library.
+LIBRARY_VARIABLES = {
+    ("flash_attn_3_2024", "fp16"): "IOSIM_FLASH_ATTN_3_2024",
+    ("flash_attn_3_2024", "fp8"): "IOSIM_FLASH_ATTN_3_2024_FP8",
+    ("flash_attn_3_2024_grid", "fp8"): "IOSIM_FLASH_ATTN_3_2024_FP8_GRID",
+}
 
 
 def need_library() -> str | None:
@@ -34,8 +40,12 @@ def _library(variable: str) -> ctypes.CDLL:
 
 def refuse(case: Case) -> str | None:
     """Why the kernels of July 2024 cannot run a case, or None."""
-    if case.pass_ != "fwd" or case.dtype not in LIBRARY_VARIABLES or not os.environ.get(LIBRARY_VARIABLES[case.dtype]):
-        return "the libraries here hold forward kernels in " + " and ".join(LIBRARY_VARIABLES)
+    variable = LIBRARY_VARIABLES.get((case.implementation, case.dtype))
+    if case.pass_ != "fwd" or variable is None:
+        held = " and ".join(dtype for name, dtype in LIBRARY_VARIABLES if name == case.implementation)
+        return f"{case.implementation} has forward kernels in {held}"
+    if not os.environ.get(variable):
+        return f"{variable} names no library"
     if case.heads != case.kv_heads or case.seqlen_q != case.seqlen_k or case.value_dim != case.head_dim:
         return "FlashAttention-3 of July 2024 is measured with kv_heads = heads and seqlen_q = seqlen_k, one head dim"
     if beyond_whole_tensors(case):
@@ -46,7 +56,7 @@ def refuse(case: Case) -> str | None:
 def prepare(case: Case) -> Prepared:
     """Q, K and V of (batch, seqlen, heads, head_dim); e4m3 kernels write fp16."""
     torch = torch_module()
-    library = _library(LIBRARY_VARIABLES[case.dtype])
+    library = _library(LIBRARY_VARIABLES[case.implementation, case.dtype])
     q, k, v = qkv(case)
     b, s, h, d = q.shape
     out = torch.empty(b, s, h, d, device="cuda", dtype=torch.float16)

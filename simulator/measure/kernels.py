@@ -114,6 +114,14 @@ KERNELS: dict[str, Kernel] = {
             fa3_package.prepare,
         ),
         Kernel(
+            "flash_attn_3_2024_grid",
+            ("fa3",),
+            "its e4m3 kernels with a CTA a tile, as the paper timed them",
+            lambda: need_cuda() or fa3_package.need_library(),
+            fa3_package.refuse,
+            fa3_package.prepare,
+        ),
+        Kernel(
             "flash_attn_1_paper",
             ("fa1",),
             "FA1's schedule in Triton: K/V outer, O and statistics through HBM",

@@ -4,7 +4,8 @@
 //   repository Dao-AILab/flash-attention, hopper/flash_fwd_hdim{64,128,256}_{fp16,e4m3}_sm90.cu, at
 //     7f67966c (2024-07-11, the day of the paper: fp16; NVIDIA/cutlass at fa4f6359),
 //     74b0761f (2024-07-14: bf16, causal tiles handed out dynamically; cutlass at 756c351b) or
-//     5018ac6a (2024-07-30: e4m3, V transposed in the kernel; cutlass at 756c351b).
+//     5018ac6a (2024-07-30: e4m3, V transposed in the kernel; cutlass at 756c351b; the paper's e4m3 kernel is not
+//     persistent: for flash_attn_3_2024_grid, Scheduler is SingleTileScheduler in its flash_fwd_launch_template.h).
 // Headers of PyTorch that those sources include are needed only for types and error checks: ATen/cuda/CUDAContext.h
 // (C10_CUDA_CHECK), CUDAGeneratorImpl.h and CUDAGraphsUtils.cuh (PhiloxCudaState); give stand-ins of a few lines.
 //   nvcc <the flags of hopper/setup.py> -I<stand-ins> -I<hopper> -I<cutlass>/include -DFA3_E4M3=0|1
