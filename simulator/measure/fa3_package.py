@@ -2,8 +2,8 @@
 
 The FA3 paper's figures are of these kernels, which no wheel carries. ``simulator/measure/cuda/fa3_driver.cu`` launches
 them as their ``flash_api.cpp`` does, and its head says how to build it. ``IOSIM_FLASH_ATTN_3_2024`` names the library
-with the fp16 kernels, ``IOSIM_FLASH_ATTN_3_2024_FP8`` the one with the e4m3 kernels and ``..._FP8_GRID`` one of them that
-gives every tile a CTA, as the paper timed them.
+with the fp16 kernels, ``IOSIM_FLASH_ATTN_3_2024_FP8`` the one with the e4m3 kernels and ``..._FP8_GRID`` one of them
+that gives every tile a CTA, as the paper timed them.
 """
 
 from __future__ import annotations
