@@ -143,13 +143,13 @@ class _RoleProcess:
         cta: _CtaState,
         name: str,
         ops: Sequence[TimedOp],
-        trips: Mapping[str, int],
-        items: int,
+        tiles: Sequence[Mapping[str, int]],
         label: str,
         main: str | None,
     ) -> None:
-        self.sm, self.cta, self.name, self.ops, self.items, self.label = sm, cta, name, ops, items, label
-        self.trips, self.main_trip = dict(trips), main
+        self.sm, self.cta, self.name, self.ops, self.label = sm, cta, name, ops, label
+        self.tiles, self.main_trip = tiles, main
+        self.trips: dict[str, int] = {}
         #: Ticks at which the loop over ``main`` was entered and each of its iterations ended, by work tile.
         self.marks: list[list[int]] = []
         self.mark_waits: list[tuple[int, ...]] = []
@@ -159,7 +159,8 @@ class _RoleProcess:
         self.waited = dict.fromkeys(CAUSES, 0)
 
     def main(self) -> _Steps:
-        for _ in range(self.items):
+        for trips in self.tiles:
+            self.trips = dict(trips)
             yield from self._block(self.ops)
             self.item_ends.append(self.sm.env.now)
 
@@ -339,21 +340,24 @@ def run_sm(
     items: int = 1,
     observer: Observer | None = None,
     marked: str | None = None,
+    first: Mapping[str, int] | None = None,
 ) -> SmRun:
     """Simulate ``residents`` CTAs of the compiled ``roles`` on one SM until they end.
 
     ``trips`` gives the trip coordinates, ``latency_cycles`` the time from a load's transfer over the SM's
     port to its data being there, ``items`` how many work tiles each (persistent) CTA does in a row, ``marked``
-    the trip coordinate whose iterations are recorded.
+    the trip coordinate whose iterations are recorded, ``first`` the trip coordinates of all work tiles but the last
+    (``None``: the same).
     """
     env = EventLoop()
     sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer, any(_paced(ops) for _, _, ops in roles))
     by_cta, ends = [], []
+    tiles = [*[trips if first is None else first] * (items - 1), trips]
     least_warps = min(4, max(warps for _, warps, _ in roles))
     for resident in range(residents):
         cta = _CtaState(env, semaphores)
         runs = [
-            _RoleProcess(sm, cta, name, ops, trips, items, f"cta{resident}/{name}", marked)
+            _RoleProcess(sm, cta, name, ops, tiles, f"cta{resident}/{name}", marked)
             for name, _warps, ops in roles
         ]
         processes = [env.process(run.main()) for run in runs]
