@@ -29,8 +29,8 @@ TICKS_PER_CYCLE = 64
 _PORT_OUT = PIPE_INDEX["port_out"]
 #: Pipes that serve roles in order of arrival: schedulers go on with the warps that they have, so that roles with equal
 #: work fall out of step. The SMEM port and, but for tensor instructions, the issue slots are shared equally.
-_IN_ORDER = tuple(PIPE_INDEX[name] for name in ("tensor", "exp", "fp32", "alu"))
-_IN_ORDER_TENSOR = (*_IN_ORDER, PIPE_INDEX["issue"])
+_IN_ORDER = ("tensor", "exp", "fp32", "alu")
+_ISSUE = PIPE_INDEX["issue"]
 _TENSOR_KINDS = ("matmul", "matmul_async")
 #: Units that the instructions of warps share, where they advance as streams with a pace of their own.
 _STREAM_UNITS = tuple(PIPE_INDEX[name] for name in ("exp", "fp32", "alu", "issue"))
@@ -46,10 +46,13 @@ class Sm:
     ) -> None:
         self.env, self.latency, self.observer = env, latency_ticks, observer
         self.streams = WarpStreams(env, _STREAM_UNITS, self._watch_streams()) if paced else None
-        apart = (*TRANSFER_PIPES, *(PIPES[unit] for unit in _STREAM_UNITS if paced))
-        self.pipes = {PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in apart}
-        self.free = {PIPE_INDEX[name]: 0 for name in TRANSFER_PIPES}
-        self.transferred = dict.fromkeys(self.free, 0)
+        in_streams = _STREAM_UNITS if paced else ()
+        in_order = [i for name, i in PIPE_INDEX.items() if name in (*TRANSFER_PIPES, *_IN_ORDER) and i not in in_streams]
+        #: When each pipe that serves in order of arrival is free: when a piece of work ends is known as it arrives.
+        self.free = dict.fromkeys(in_order, 0)
+        self.served = dict.fromkeys(in_order, 0)
+        apart = (*in_order, *in_streams)
+        self.pipes = {i: SharedPipe(env, self._watch(name)) for name, i in PIPE_INDEX.items() if i not in apart}
 
     def _watch_streams(self) -> Callable[[int, int, int, object], None] | None:
         observer = self.observer
@@ -71,21 +74,36 @@ class Sm:
         ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
         ``least``: ticks that a stream with a pace of its own needs for it.
         """
-        in_order = _IN_ORDER_TENSOR if kind in _TENSOR_KINDS else _IN_ORDER
-        together: dict[int, int] = {}
-        if self.streams is not None:
-            together = {pipe: ticks for pipe, ticks in work if pipe not in self.pipes}
-            work = [(pipe, ticks) for pipe, ticks in work if pipe in self.pipes]
-        parts = len(work) + bool(together)
-        pending = Pending(self.env, parts, latency, None if parts else self.env.now)
+        now = known = self.env.now
+        tensor = kind in _TENSOR_KINDS
+        shared, together = [], dict[int, int]()
+        for pipe, ticks in work:
+            if pipe in self.free:
+                known = max(known, self._serve(pipe, ticks, now, stream))
+            elif pipe in self.pipes:
+                shared.append((pipe, ticks))
+            else:
+                together[pipe] = ticks
+        parts = len(shared) + bool(together)
+        pending = Pending(self.env, parts, latency, known)
         if self.streams is not None and together:
-            tensor = kind in _TENSOR_KINDS
             least = max(ticks for _, ticks in work) if tensor else least
             pending.stream = self.streams.submit(stream, together, least, pending.part_done, first=tensor)
-        for pipe, ticks in work:
-            queue = "batches" if pipe in in_order else stream
+        for pipe, ticks in shared:
+            queue = "batches" if tensor and pipe == _ISSUE else stream
             self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
         return pending
+
+    def _serve(self, pipe: int, ticks: int, now: int, label: str) -> int:
+        """Queue ``ticks`` on a pipe that serves in order of arrival; returns when they are done."""
+        start = self.free[pipe]
+        if start < now:
+            start = now
+        done = self.free[pipe] = start + ticks
+        self.served[pipe] += ticks
+        if self.observer is not None:
+            self.observer(PIPES[pipe], start, done, label)
+        return done
 
     def transfer(self, work: Iterable[tuple[int, int]], label: str = "") -> int:
         """Queue a load or store: its port time in order of arrival, its SMEM time beside other work. Returns the
@@ -95,17 +113,13 @@ class Sm:
             if pipe not in self.free:
                 self.pipes[pipe].submit("transfer " + label, ticks, _ignore, label)
                 continue
-            start = max(self.free[pipe], now)
-            self.free[pipe] = done = start + ticks
-            self.transferred[pipe] += ticks
-            if self.observer is not None:
-                self.observer(PIPES[pipe], start, done, label)
+            done = self._serve(pipe, ticks, now, label)
         return done
 
     def busy(self) -> list[int]:
         """Ticks of work that each pipe was given, in the order of :data:`PIPES`."""
         streams = {} if self.streams is None else self.streams.busy
-        apart = {**self.transferred, **streams}
+        apart = {**self.served, **streams}
         return [apart[i] if i in apart else self.pipes[i].busy for i in range(len(PIPES))]
 
 
@@ -188,18 +202,18 @@ class _RoleProcess:
             if kind == "work" or kind == "matmul":
                 pending = sm.execute(self.label, op.work, op.latency, kind, op.minimum)
                 if pending.done_at is None:
-                    pending.event = env.event()
+                    pending.event = env.signal()
                     yield pending.event
                 rest = max(pending.done_at, start + op.minimum) + op.latency - env.now
                 if rest > 0:
-                    yield env.timeout(rest)
+                    yield env.delay(rest)
             elif kind == "consume":
                 want = self.consumed.get(op.key, 0) + 1
                 self.consumed[op.key] = want
                 event = cta.counter(cta.filled, op.key).reach(want)
                 if event is not None:
                     yield event
-                    yield env.timeout(op.latency)
+                    yield env.delay(op.latency)
             elif kind == "release":
                 self._release(op.key)
             elif kind == "matmul_async":
@@ -207,11 +221,11 @@ class _RoleProcess:
             elif kind == "await":
                 pending = self.tokens.get(op.key)
                 if pending is not None and pending.done_at is None:
-                    pending.event = env.event()
+                    pending.event = env.signal()
                     yield pending.event
                 rest = pending.done_at + pending.latency - env.now if pending is not None else 0
                 if rest > 0:
-                    yield env.timeout(rest)
+                    yield env.delay(rest)
             elif kind == "acquire":
                 taken = cta.acquired.get(op.key, 0) + 1
                 cta.acquired[op.key] = taken
@@ -231,15 +245,15 @@ class _RoleProcess:
                 self.tokens[op.key].is_load = True
             elif kind == "load":
                 done = sm.transfer(op.work, self.label) + sm.latency
-                yield env.timeout(done - start)
+                yield env.delay(done - start)
             elif kind == "reduce":
                 queued = sm.free[_PORT_OUT] - start
                 if queued > 0:
-                    yield env.timeout(queued)
+                    yield env.delay(queued)
                 sm.transfer(op.work, self.label)
             elif kind == "store":
                 # posted, but the role is held while its data leaves the SM
-                yield env.timeout(sm.transfer(op.work, self.label) - start)
+                yield env.delay(sm.transfer(op.work, self.label) - start)
             elif kind == "barrier":
                 counter = cta.counter(cta.barriers, op.key)
                 target = (counter.value // op.number + 1) * op.number
@@ -247,12 +261,12 @@ class _RoleProcess:
                 event = counter.reach(target)
                 if event is not None:
                     yield event
-                yield env.timeout(op.latency)
+                yield env.delay(op.latency)
             elif kind == "wait":
                 event = cta.semaphore(op.key).take()
                 if event is not None:
                     yield event
-                    yield env.timeout(op.latency)
+                    yield env.delay(op.latency)
             elif kind == "signal":
                 cta.semaphore(op.key).give()
             if env.now > start:

@@ -52,6 +52,8 @@ class WarpStreams:
         #: Ticks of work given to each unit.
         self.busy = dict.fromkeys(self.units, 0)
         self._first: deque[Job] = deque()
+        #: The heads of all queues: a tensor job first, if there is one.
+        self._running: list[Job] = []
         self._queues: dict[object, deque[Job]] = {}
         self._last = 0
         self._alarm: Alarm | None = None
@@ -76,13 +78,10 @@ class WarpStreams:
             self._share()
         return job
 
-    def _running(self) -> list[Job]:
-        return [queue[0] for queue in (self._first, *self._queues.values()) if queue]
-
     def _advance(self) -> None:
         passed = self.env.now - self._last
         if passed:
-            for job in self._running():
+            for job in self._running:
                 job.left -= passed * job.rate
                 if job.short is not None:
                     job.lost[job.short] = job.lost.get(job.short, 0.0) + passed * (1.0 - job.rate / job.most)
@@ -90,7 +89,7 @@ class WarpStreams:
 
     def _share(self) -> None:
         """Give every job its rate, and look again when the first of them ends."""
-        running = self._running()
+        running = self._running = [queue[0] for queue in (self._first, *self._queues.values()) if queue]
         key = (1 if self._first else 0, *[job.kind for job in running])
         shares = self._known.get(key)
         if shares is None:
@@ -98,8 +97,8 @@ class WarpStreams:
         soonest = inf
         for job, (rate, short) in zip(running, shares, strict=True):
             job.rate, job.short = rate, short
-            if rate > 0.0:
-                soonest = min(soonest, job.left / rate)
+            if rate > 0.0 and (end := job.left / rate) < soonest:
+                soonest = end
         self._alarm = None if soonest == inf else self.env.alarm(max(0, ceil(soonest - _EPSILON)), self._fire)
 
     def _shares(self, running: list[Job]) -> list[tuple[float, int | None]]:
