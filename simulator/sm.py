@@ -19,12 +19,16 @@ from simulator.event_loop import EventLoop
 from simulator.shared_pipe import SharedPipe
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop, TimedOp, TimedRole
 from simulator.sm_waiting import Counter, Pending, Semaphore
-from simulator.warp_streams import TENSOR, Job, WarpStreams
+from simulator.warp_streams import TENSOR, Demand, Job, WarpStreams
 
 #: Is told of every piece of work: pipe, first and last tick, whose it is.
 Observer = Callable[[str, int, int, Any], None]
 #: A process: the events that it waits for.
 _Steps = Generator[Event, Any, None]
+#: Ticks by pipe.
+_Work = tuple[tuple[int, int], ...]
+#: See :meth:`Sm._parts_of`.
+_Parts = tuple[_Work, tuple[tuple[int, int, str | None], ...], Demand | None, int]
 TICKS_PER_CYCLE = 64
 _PORT_OUT = PIPE_INDEX["port_out"]
 #: Pipes that serve roles in order of arrival: schedulers go on with the warps that they have, so that roles with equal
@@ -47,10 +51,13 @@ class Sm:
         self.env, self.latency, self.observer = env, latency_ticks, observer
         self.streams = WarpStreams(env, _STREAM_UNITS, self._watch_streams()) if paced else None
         in_streams = _STREAM_UNITS if paced else ()
-        in_order = [i for name, i in PIPE_INDEX.items() if name in (*TRANSFER_PIPES, *_IN_ORDER) and i not in in_streams]
+        in_order = [
+            i for name, i in PIPE_INDEX.items() if name in (*TRANSFER_PIPES, *_IN_ORDER) and i not in in_streams
+        ]
         #: When each pipe that serves in order of arrival is free: when a piece of work ends is known as it arrives.
         self.free = dict.fromkeys(in_order, 0)
         self.served = dict.fromkeys(in_order, 0)
+        self._parts: dict[tuple[_Work, bool, int], _Parts] = {}
         apart = (*in_order, *in_streams)
         self.pipes = {i: SharedPipe(env, self._watch(name)) for name, i in PIPE_INDEX.items() if i not in apart}
 
@@ -66,9 +73,7 @@ class Sm:
             return None
         return lambda start, end, stream: observer(name, start, end, stream)
 
-    def execute(
-        self, stream: str, work: Sequence[tuple[int, int]], latency: int, kind: str = "work", least: int = 0
-    ) -> Pending:
+    def execute(self, stream: str, work: _Work, latency: int, kind: str = "work", least: int = 0) -> Pending:
         """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
 
         ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
@@ -76,23 +81,34 @@ class Sm:
         """
         now = known = self.env.now
         tensor = kind in _TENSOR_KINDS
-        shared, together = [], dict[int, int]()
-        for pipe, ticks in work:
-            if pipe in self.free:
-                known = max(known, self._serve(pipe, ticks, now, stream))
-            elif pipe in self.pipes:
-                shared.append((pipe, ticks))
-            else:
-                together[pipe] = ticks
-        parts = len(shared) + bool(together)
-        pending = Pending(self.env, parts, latency, known)
-        if self.streams is not None and together:
-            least = max(ticks for _, ticks in work) if tensor else least
-            pending.stream = self.streams.submit(stream, together, least, pending.part_done, first=tensor)
-        for pipe, ticks in shared:
-            queue = "batches" if tensor and pipe == _ISSUE else stream
-            self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
+        key = (work, tensor, least)
+        parts = self._parts.get(key)
+        if parts is None:
+            parts = self._parts[key] = self._parts_of(work, tensor, least)
+        in_order, shared, demand, count = parts
+        for pipe, ticks in in_order:
+            done = self._serve(pipe, ticks, now, stream)
+            if done > known:
+                known = done
+        pending = Pending(self.env, count, latency, known)
+        if demand is not None:
+            assert self.streams is not None
+            pending.stream = self.streams.submit(stream, demand, pending.part_done, tensor)
+        for pipe, ticks, queue in shared:
+            self.pipes[pipe].submit(queue or stream, ticks, pending.part_done, stream)
         return pending
+
+    def _parts_of(self, work: _Work, tensor: bool, least: int) -> _Parts:
+        """``work`` by who serves it: pipes in order of arrival, pipes that are shared (with the queue of all, if they
+        have one), streams; and how many parts end at a time that is not known beforehand."""
+        in_order = tuple(part for part in work if part[0] in self.free)
+        queues = {_ISSUE: "batches"} if tensor else {}
+        shared = tuple((pipe, ticks, queues.get(pipe)) for pipe, ticks in work if pipe in self.pipes)
+        together = {pipe: ticks for pipe, ticks in work if pipe not in self.free and pipe not in self.pipes}
+        if self.streams is None or not together:
+            return in_order, shared, None, len(shared)
+        least = max(ticks for _, ticks in work) if tensor else least
+        return in_order, shared, self.streams.demand(together, least), len(shared) + 1
 
     def _serve(self, pipe: int, ticks: int, now: int, label: str) -> int:
         """Queue ``ticks`` on a pipe that serves in order of arrival; returns when they are done."""
@@ -281,10 +297,15 @@ class _RoleProcess:
 
     def _book(self, own: Iterable[tuple[str, int]], job: Job) -> int:
         """Book a stream's own ``own`` (cause, ticks) and what it lost to others; returns their sum."""
-        lost = [(_SHORT_OF[unit], round(ticks)) for unit, ticks in job.lost.items()]
-        for cause, ticks in (*own, *lost):
+        total = 0
+        for cause, ticks in own:
             self.waited[cause] += ticks
-        return sum(ticks for _, ticks in (*own, *lost))
+            total += ticks
+        for unit, behind in job.lost.items():
+            ticks = round(behind)
+            self.waited[_SHORT_OF[unit]] += ticks
+            total += ticks
+        return total
 
     def _release(self, key: str) -> None:
         cta = self.cta
@@ -370,10 +391,7 @@ def run_sm(
     least_warps = min(4, max(warps for _, warps, _ in roles))
     for resident in range(residents):
         cta = _CtaState(env, semaphores)
-        runs = [
-            _RoleProcess(sm, cta, name, ops, tiles, f"cta{resident}/{name}", marked)
-            for name, _warps, ops in roles
-        ]
+        runs = [_RoleProcess(sm, cta, name, ops, tiles, f"cta{resident}/{name}", marked) for name, _warps, ops in roles]
         processes = [env.process(run.main()) for run in runs]
         # what the CTA waits for is what its computing roles wait for, not its loaders and writers
         by_cta.append([run for run, (_, warps, _) in zip(runs, roles, strict=True) if warps >= least_warps])
