@@ -254,8 +254,8 @@ def run_kernel(
 ) -> KernelRun:
     """Replay ``kernel`` on ``profile`` at ``clock_hz`` with the cache state ``l2`` (which it changes).
 
-    ``log`` replays every CTA and returns when each ran; ``flow`` ``[bins, 3]`` (zeros) then gets the bytes moved between SMs
-    and L2, read from HBM and written to HBM in each bin of ``flow_ticks``.
+    ``log`` replays every CTA and returns when each ran; ``flow`` ``[bins, 3]`` (zeros) then gets the bytes moved
+    between SMs and L2, read from HBM and written to HBM in each bin of ``flow_ticks``.
     """
     spec = SmSpec.of(profile, physics, kernel.path, kernel.compute_dtype)
     residents = occupancy(kernel, profile)
@@ -279,9 +279,8 @@ def run_kernel(
         prepared.ctas[plan.jump_at - plan.unit : plan.jump_at, engine.APART] = 1
     flow = np.zeros((0, 3), np.int64) if flow is None else flow
     grid = np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE
-    l2_latency, hbm_latency = (
-        seconds * physics.memory_latency_factor * ticks_per_s for seconds in (profile.l2_latency_s, profile.hbm_latency_s)
-    )
+    factor = physics.memory_latency_factor
+    l2_latency, hbm_latency = (s * factor * ticks_per_s for s in (profile.l2_latency_s, profile.hbm_latency_s))
     # every point of the grid is read once a launch needs it: a launch that turns out to is replayed from its start
     points = max(*(reading.points for reading in readings), _points_to(grid, hbm_latency))
     saved = l2.clone() if points < len(grid) else ()
@@ -447,7 +446,7 @@ def _waits(
 
 
 def _weighted(weights: np.ndarray, waits: tuple[tuple[float, ...], ...]) -> np.ndarray:
-    """``waits`` (by grid point and cause) in sum. Grid points beyond those that the launch needed change no bit of it."""
+    """``waits`` (by grid point and cause) in sum: grid points beyond those that a launch needed change no bit of it."""
     total = np.zeros(len(CAUSES))
     for weight, row in zip(weights, waits, strict=True):
         total += weight * np.array(row)

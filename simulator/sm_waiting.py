@@ -36,7 +36,7 @@ class Counter:
         """An event to wait for, or ``None`` when ``target`` is reached already."""
         if self.value >= target:
             return None
-        event = self.env.signal()
+        event: Event = self.env.signal()
         self.waiters.append((target, event))
         return event
 
@@ -55,7 +55,7 @@ class Semaphore:
         if self.units > 0:
             self.units -= 1
             return None
-        event = self.env.signal()
+        event: Event = self.env.signal()
         self.waiters.append(event)
         return event
 
