@@ -73,24 +73,24 @@ class Sm:
             return None
         return lambda start, end, stream: observer(name, start, end, stream)
 
-    def execute(self, stream: str, work: _Work, latency: int, kind: str = "work", least: int = 0) -> Pending:
-        """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
+    def execute(self, stream: str, op: Any) -> Pending:
+        """Start the work of ``op`` (timed, in ticks) of ``stream``; its parts run at the same time, each on its pipe.
 
-        ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
-        ``least``: ticks that a stream with a pace of its own needs for it.
+        Batches of tensor instructions take their issue slots in order too. A stream with a pace of its own needs
+        ``op.minimum`` at least.
         """
         now = known = self.env.now
-        tensor = kind in _TENSOR_KINDS
-        key = (work, tensor, least)
+        tensor = op.kind in _TENSOR_KINDS
+        key = (op.work, tensor, op.minimum)
         parts = self._parts.get(key)
         if parts is None:
-            parts = self._parts[key] = self._parts_of(work, tensor, least)
+            parts = self._parts[key] = self._parts_of(*key)
         in_order, shared, demand, count = parts
         for pipe, ticks in in_order:
             done = self._serve(pipe, ticks, now, stream)
             if done > known:
                 known = done
-        pending = Pending(self.env, count, latency, known)
+        pending = Pending(self.env, count, op.latency, known, op.cause)
         if demand is not None:
             assert self.streams is not None
             pending.stream = self.streams.submit(stream, demand, pending.part_done, tensor)
@@ -216,7 +216,7 @@ class _RoleProcess:
                 continue
             kind, start = op.kind, env.now
             if kind == "work" or kind == "matmul":
-                pending = sm.execute(self.label, op.work, op.latency, kind, op.minimum)
+                pending = sm.execute(self.label, op)
                 if pending.done_at is None:
                     pending.event = env.signal()
                     yield pending.event
@@ -233,7 +233,7 @@ class _RoleProcess:
             elif kind == "release":
                 self._release(op.key)
             elif kind == "matmul_async":
-                self.tokens[op.key] = sm.execute(self.label, op.work, op.latency, kind)
+                self.tokens[op.key] = sm.execute(self.label, op)
             elif kind == "await":
                 pending = self.tokens.get(op.key)
                 if pending is not None and pending.done_at is None:
@@ -257,8 +257,7 @@ class _RoleProcess:
                 env.alarm(done - start, counter.fill)
             elif kind == "load_async":
                 done = sm.transfer(op.work, self.label)
-                self.tokens[op.key] = Pending(env, 0, sm.latency, done)
-                self.tokens[op.key].is_load = True
+                self.tokens[op.key] = Pending(env, 0, sm.latency, done, op.cause)
             elif kind == "load":
                 done = sm.transfer(op.work, self.label) + sm.latency
                 yield env.delay(done - start)
@@ -286,9 +285,7 @@ class _RoleProcess:
             elif kind == "signal":
                 cta.semaphore(op.key).give()
             if env.now > start:
-                cause = op.cause
-                if kind == "await" and pending is not None and pending.is_load:
-                    cause = "memory"
+                cause = pending.cause if kind == "await" and pending is not None else op.cause
                 stream = pending.stream if op.paced and pending is not None else None
                 booked = self._book(op.paced, stream) if stream is not None else 0
                 self.waited[cause] += env.now - start - booked

@@ -73,14 +73,15 @@ class Pending:
     ``parts`` are those whose end is not known yet; of the others the last ends at tick ``known``.
     """
 
-    __slots__ = ("done_at", "env", "event", "is_load", "known", "latency", "parts", "stream")
+    __slots__ = ("cause", "done_at", "env", "event", "known", "latency", "parts", "stream")
 
-    def __init__(self, env: EventLoop, parts: int, latency: int, known: int) -> None:
+    def __init__(self, env: EventLoop, parts: int, latency: int, known: int, cause: str) -> None:
         self.env, self.parts, self.latency, self.known = env, parts, latency, known
         self.event: Event | None = None
         #: A tick, which may be yet to come, or ``None`` while parts are running.
         self.done_at: Any = None if parts else known
-        self.is_load = False
+        #: What its waiter waits for.
+        self.cause = cause
         self.stream: Job | None = None
 
     def part_done(self) -> None:
