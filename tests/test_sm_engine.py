@@ -190,7 +190,7 @@ def test_busy_time_is_work_over_rate_and_waits_fill_the_time():
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_tensor_cores_that_are_fast_enough_wait_for_their_operands(algorithm):
     """Asynchronous and synchronous products alike: with eight times the tensor rate SMEM is what they take."""
-    kernel = build_program(algorithm, AttentionProblem(head_dim=128, seqlen_q=1024), GPU).kernels[0]
+    kernel = build_program(algorithm, AttentionProblem(heads=64, head_dim=128, seqlen_q=2048), GPU).kernels[0]
     spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
     shares = []
     for faster in (1, 8):
