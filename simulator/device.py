@@ -281,8 +281,10 @@ def run_kernel(
     grid = np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE
     factor = physics.memory_latency_factor
     l2_latency, hbm_latency = (s * factor * ticks_per_s for s in (profile.l2_latency_s, profile.hbm_latency_s))
-    # every point of the grid is read once a launch needs it: a launch that turns out to is replayed from its start
-    points = max(*(reading.points for reading in readings), _points_to(grid, hbm_latency))
+    # every point of the grid is read once a launch needs it: a launch that turns out to is replayed from its start,
+    # which costs more than to read a CTA without loops
+    known = max(reading.points for reading in readings)
+    points = max(known, _points_to(grid, hbm_latency)) if kernel.trips else len(grid)
     saved = l2.clone() if points < len(grid) else ()
     while True:
         timings = tuple(reading.timing(points) for reading in readings)
