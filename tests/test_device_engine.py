@@ -8,8 +8,10 @@ import pytest
 
 from algorithms import build_program
 from simulator import AttentionProblem, load_profile, simulate
-from simulator.device import EVENT_BUDGET, occupancy, run_kernel
+from simulator.device import run_kernel
+from simulator.launch import occupancy
 from simulator.physics import Physics
+from simulator.plan import EVENT_BUDGET
 from simulator.program import Buffer, Compute, Kernel, Load, Loop, Program, Role, Tensor, Trip, tile, var
 from simulator.simulation import new_cache
 from simulator.sm import TICKS_PER_CYCLE
