@@ -143,7 +143,8 @@ def clock_of(row: _Row, profile: Profile, physics: Physics) -> Callable[[Physics
     What the launch does to the clock is simulated once, at the counted clock; trial parameters only map it to MHz.
     """
     from simulator.clock import loaded_clock_hz
-    from simulator.simulation import Conditions, kernel_activity
+    from simulator.clock_search import kernel_activity
+    from simulator.simulation import Conditions
 
     result = simulate_row(row, profile, physics, row.target)
     calls = Conditions(row.case.conditions.l2_state).calls

@@ -6,20 +6,20 @@ how finely to replay it, and turns the outcome into cycles, bytes and waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from simulator import replay as engine
 from simulator.accesses import Access, kernel_accesses, lone_sector_bytes
-from simulator.errors import UnsupportedError
+from simulator.clock_share import clock_share, hidden_share
 from simulator.l2_blocks import ACCUMULATE, HBM_WRITE, READ, SM_WRITE, WRITE
-from simulator.memory import L2, WIDE_BLOCK_ROWS, WIDE_COLS
+from simulator.launch import bundle_size, occupancy
+from simulator.memory import L2
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, Plan, plan_replay
 from simulator.profile import Profile
-from simulator.program import Index, Kernel, Load, Loop, once_a_kernel
+from simulator.program import Index, Kernel, Load, Loop
 from simulator.read_sharing import unseen_read_bytes
 from simulator.row_locality import read_cost
 from simulator.sm import TICKS_PER_CYCLE
@@ -28,15 +28,14 @@ from simulator.sm_timing import SmTiming, reading_of
 
 #: Latencies (cycles beyond the port's transfer) at which the SM reading is taken.
 LATENCY_GRID_CYCLES = (200.0, 700.0, 1500.0, 4000.0, 20000.0)
-#: Shares of busy time between which a memory begins to be, and is, what everything else hides behind.
-NO_IDLE_TIME = (0.85, 0.95)
 
 
 @dataclass(frozen=True)
 class KernelRun:
     """A kernel's replay: cycles from first start to last end, busy and waiting shares, and the CTA log if asked.
 
-    ``empty`` is the share of all slot time without a CTA, whatever the slots wait for.
+    ``empty`` is the share of all slot time without a CTA, whatever the slots wait for; ``clock_share`` the share of the
+    cycles that grows with the clock.
     """
 
     cycles: float
@@ -49,47 +48,7 @@ class KernelRun:
     cta_log: np.ndarray
     timings: tuple[SmTiming, ...]
     empty: float
-
-
-def occupancy(kernel: Kernel, profile: Profile) -> int:
-    """CTAs of ``kernel`` that one SM holds: its own limit, registers, SMEM, threads and CTA slots.
-
-    Raises :class:`~simulator.errors.UnsupportedError` when it holds not even one.
-    """
-    warps = -(-kernel.threads // 32)
-    registers = -(-kernel.registers_per_thread * 32 // 256) * 256 * warps
-    for what, needed, there in (
-        ("registers", registers, profile.registers_per_sm),
-        ("threads", kernel.threads, profile.max_threads_per_sm),
-        ("bytes of SMEM", kernel.smem_bytes, profile.smem_bytes_per_cta_max),
-    ):
-        if needed > there:
-            raise UnsupportedError(f"a CTA of {kernel.name} needs {needed} {what}; {profile.name} has {there}")
-    limits = [
-        profile.registers_per_sm // max(1, registers),
-        profile.max_threads_per_sm // max(1, kernel.threads),
-        profile.max_ctas_per_sm,
-    ]
-    if kernel.smem_bytes:
-        limits.append(profile.smem_bytes_per_sm // (kernel.smem_bytes + 1024))
-    if kernel.ctas_per_sm is not None:
-        limits.append(kernel.ctas_per_sm)
-    return max(1, min(limits))
-
-
-@once_a_kernel
-def bundle_size(kernel: Kernel, slots: int) -> int:
-    """How many consecutive CTAs of a kernel with very many short CTAs are replayed as one (1: each its own)."""
-    if kernel.ctas < 32 * slots or kernel.ctas_each > 1:
-        return 1
-    if kernel.trips:
-        # passes over the same rows find them in L2, which a bundle's rows together would leave
-        return 1
-    rows = {a.tile.rows for a in kernel_accesses(kernel)}
-    row_steps = np.unique(np.diff(kernel.coords["row0"])[: 4 * slots]) if "row0" in kernel.coords else None
-    if row_steps is None or len(rows - {1}) > 1 or max(rows) not in row_steps:
-        return 1
-    return int(max(1, min(32 // max(1, max(rows)), kernel.ctas // (24 * slots))))
+    clock_share: float
 
 
 def _loads_in_turn(kernel: Kernel) -> int:
@@ -374,23 +333,25 @@ def run_kernel(
         float(traffic[:2].sum() + lone) / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
         float(traffic[2:].sum()) / profile.hbm_bandwidth_bytes_per_s,
     )
-    replayed = end
-    end = max(end, floor)
+    replayed, end = end, max(end, floor)
+    busy_shares = {name: ticks / replayed if end else 0.0 for name, ticks in (("hbm", hbm_busy), ("l2", l2_busy))}
     weights, stalls = (part[0] + (1 + repeats) * part[1] for part in (weights, stalls))
     waits = _waits(weights, stalls, timings, prepared, replayed * slots, slot_busy, outside)
-    if end:
-        _count_behind(waits, {"hbm": hbm_busy / replayed, "l2": l2_busy / replayed})
+    _count_behind(waits, busy_shares)
+    latencies = np.array(LATENCY_GRID_CYCLES[:points])
+    busiest = max(busy_shares.values()) if end == replayed else 1.0
     return KernelRun(
         end / TICKS_PER_CYCLE,
         residents,
         kernel.launched * kernel.ctas_each / slots,
         {cause: float(share) for cause, share in waits.items()},
-        l2_busy / replayed if end else 0.0,
-        hbm_busy / replayed if end else 0.0,
+        busy_shares["l2"],
+        busy_shares["hbm"],
         traffic,
         log_rows,
         timings,
         max(0.0, 1.0 - slot_busy / (replayed * slots)) if end else 0.0,
+        clock_share(weights, latencies, overhead, period, drain, between, busiest),
     )
 
 
@@ -457,26 +418,11 @@ def _weighted(weights: np.ndarray, waits: tuple[tuple[float, ...], ...]) -> np.n
 
 def _count_behind(waits: dict[str, float], busy: dict[str, float]) -> None:
     """Count what CTAs do while a memory has no idle time as waiting for that memory: done faster, it would save nothing
-    (``busy``: share of the launch's time by memory; :data:`NO_IDLE_TIME`)."""
+    (``busy``: share of the launch's time by memory)."""
     memory = max(busy, key=lambda name: busy[name])
-    low, high = NO_IDLE_TIME
-    hidden = min(1.0, max(0.0, (busy[memory] - low) / (high - low)))
+    hidden = hidden_share(busy[memory])
     if hidden == 0.0:
         return
     for cause in ("tensor", "exp", "fp32", "smem", "latency"):
         waits[memory] += hidden * waits[cause]
         waits[cause] *= 1.0 - hidden
-
-
-def wide_block_rows(kernels: Iterable[Kernel], slots_of: Callable[[Kernel], int]) -> int:
-    """Rows of a wide tensor's block: what one bundle of its row-wise kernels covers (at least 1)."""
-    rows = WIDE_BLOCK_ROWS
-    for kernel in kernels:
-        if kernel.trips or kernel.ctas_each > 1:
-            # they touch parts of rows
-            continue
-        bundle = bundle_size(kernel, slots_of(kernel))
-        for access in kernel_accesses(kernel):
-            if access.tile.tensor.cols > WIDE_COLS and access.tile.cols >= access.tile.tensor.cols:
-                rows = min(rows, access.tile.rows * bundle)
-    return max(1, rows)

@@ -103,7 +103,7 @@ def _other_problems(expected: Result, problem: AttentionProblem, same: Callable[
 
 def _power_capped_mhz(expected: Result, profile: Profile) -> float:
     """The SM clock of the longest kernel repeated until the power limit has settled."""
-    from simulator.simulation import kernel_activity
+    from simulator.clock_search import kernel_activity
 
     longest = max(expected.kernels, key=lambda kernel: kernel.time_us)
     physics = Physics.from_calibration(profile.calibration_parameters)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-import numpy as np
-
-from simulator.accesses import kernel_accesses, tensor_table
-from simulator.clock import Activity, loaded_clock_hz, loaded_share
+from simulator.clock_search import run_at_its_clock
 from simulator.confidence import with_confidence
-from simulator.device import KernelRun, bundle_size, occupancy, run_kernel, wide_block_rows
+from simulator.device import KernelRun
 from simulator.errors import InputError, UnsupportedError, unknown
-from simulator.memory import L2, WAYS
+from simulator.launch import empty_cache, launched_ctas
+from simulator.memory import L2
 from simulator.physics import Physics
-from simulator.plan import EVENT_BUDGET, iterations_of, least_events, plan_replay
+from simulator.plan import EVENT_BUDGET
 from simulator.problem import L2_STATES, MOST_CTAS, TIMINGS, AttentionProblem
 from simulator.profile import Profile, tensor_dtype
-from simulator.program import Kernel, Load, Program, Tensor
+from simulator.program import Kernel, Load, Program
 from simulator.result import KernelResult, Result, TensorTraffic
 from simulator.tile_ops import UNITS
 from simulator.traffic import executed_work
@@ -26,12 +23,6 @@ from simulator.traffic import executed_work
 #: Calls on the same buffers that a benchmark makes in a row, which is what a warm L2 stands for: the power limit sees
 #: them all (flash-attention's benchmarks: 30).
 WARM_CALLS = 30
-#: Share of the event budget that the search for a launch's clock may use when the launch is too long to replay often.
-CLOCK_BUDGET_SHARE = 0.1
-#: Iterations of a CTA from which two waves are enough for that search instead of four.
-LONG_CTA = 500
-#: Replays in search of a launch's clock, after which the last one's holds.
-MOST_CLOCK_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -145,16 +136,18 @@ def run_program(
             raise UnsupportedError(f"{wrong}: take fewer sequences, heads or queries (time grows in proportion)")
     conditions = conditions or Conditions()
     physics = physics or Physics.from_calibration(profile.calibration_parameters)
-    l2 = new_cache(program, profile, physics, conditions.l2_state, event_budget or EVENT_BUDGET)
+    budget = event_budget or EVENT_BUDGET
+    l2 = new_cache(program, profile, physics, conditions.l2_state, budget)
     start_us, kernels = 0.0, []
     host_us = host_call_us(program.implementation, program.problem.pass_, len(program.kernels), physics.host_launch_us)
+    most_hz = min(profile.max_clock_hz, conditions.clock_hz or profile.max_clock_hz)
     for index, kernel in enumerate(program.kernels):
         if index and not kernel.early_start:
             start_us += physics.graph_gap_us
         if conditions.timing == "eager":
             # an idle GPU waits for the host to launch each kernel
             start_us = max(start_us, (index + 1) / len(program.kernels) * host_us)
-        run, clock_hz = _run_at_its_clock(kernel, l2, profile, physics, conditions, event_budget or EVENT_BUDGET)
+        run, clock_hz = run_at_its_clock(kernel, l2, profile, physics, most_hz, conditions.calls, budget)
         ramp_us = physics.kernel_ramp_us
         if not kernel.short_code:
             ramp_us += physics.cold_code_us
@@ -208,132 +201,10 @@ def uses_tma(kernel: Kernel) -> bool:
 def new_cache(program: Program, profile: Profile, physics: Physics, l2_state: str, budget: int = EVENT_BUDGET) -> L2:
     """The L2 before the call, in blocks as large as the tiles or chunks that touch them: empty, or ``warm`` with the
     program's inputs as far as they fit."""
-    l2 = _empty_cache(program.kernels, program.tensors(), profile, physics, budget)
+    l2 = empty_cache(program.kernels, program.tensors(), profile, physics, budget)
     if l2_state == "warm":
         l2.warm_up([t.name for t in program.inputs.values() if t.name in l2.names])
     return l2
-
-
-def _empty_cache(
-    kernels: Sequence[Kernel], tensors: dict[str, Tensor], profile: Profile, physics: Physics, budget: int
-) -> L2:
-    """An empty L2 in blocks as large as the tiles or chunks of ``kernels``, which touch ``tensors``."""
-    capacity = int(profile.l2_bytes * physics.l2_capacity_fraction)
-    wide_rows = wide_block_rows(kernels, lambda k: profile.num_sms * occupancy(k, profile))
-    coarsen: dict[str, int] = {}
-    for kernel in kernels:
-        slots = profile.num_sms * occupancy(kernel, profile)
-        chunk = plan_replay(kernel, slots, capacity, budget, bundle_size(kernel, slots)).chunk
-        for access in kernel_accesses(kernel):
-            if access.loops and not access.is_write:
-                name = access.tile.tensor.name
-                coarsen[name] = min(coarsen.get(name, chunk), chunk)
-    return L2.of(tensors, capacity, coarsen, wide_rows, WAYS)
-
-
-def _run_at_its_clock(
-    kernel: Kernel, l2: L2, profile: Profile, physics: Physics, conditions: Conditions, budget: int
-) -> tuple[KernelRun, float]:
-    """Replay at the clock that the launch itself causes: guess, run, and run again only if memory time matters."""
-    most_hz = min(profile.max_clock_hz, conditions.clock_hz or profile.max_clock_hz)
-    clock_hz = min(most_hz, profile.max_clock_hz * 0.9)
-    slots = profile.num_sms * occupancy(kernel, profile)
-    quick = budget if int(iterations_of(kernel).sum()) <= budget else int(budget * CLOCK_BUDGET_SHARE)
-    # a launch too long to replay often is first tried on an L2 of its own, coarse as its events; one of more CTAs than
-    # that, by some of its waves
-    tried, times = _some_waves(kernel, slots, quick) if quick < budget else (kernel, 1.0)
-    before = l2.clone() if quick == budget else ()
-    work = executed_work(tried)
-    tensors = tensor_table([kernel])
-    tries = 0
-    while True:
-        tries += 1
-        cache = l2 if quick == budget else _empty_cache([tried], tensors, profile, physics, quick)
-        run = run_kernel(tried, cache, profile, physics, clock_hz, budget=quick)
-        activity = _activity(
-            profile,
-            tensor_dtype(kernel.compute_dtype),
-            work,
-            run.cycles,
-            times * run.cycles / clock_hz,
-            times * float(run.traffic[2].sum() + run.traffic[3].sum()),
-            loaded_share(1.0 - run.empty, launched_ctas(kernel, slots), slots, profile.num_sms),
-            conditions.calls,
-        )
-        wanted = min(most_hz, loaded_clock_hz(profile, physics, activity))
-        # cycles do not depend on the clock when neither HBM nor L2, whose rates are in bytes a second, bind
-        bound = run.hbm_busy_share >= 0.3 or run.l2_busy_share >= 0.8
-        settled = not bound or abs(wanted - clock_hz) < 0.015 * clock_hz or tries == MOST_CLOCK_TRIES
-        if settled and quick == budget:
-            return run, clock_hz if bound else wanted
-        clock_hz = wanted
-        if settled:
-            return run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget), clock_hz
-        if cache is l2:
-            l2.restore(before)
-
-
-def _some_waves(kernel: Kernel, slots: int, budget: int) -> tuple[Kernel, float]:
-    """``kernel`` with every n-th wave of its CTAs only, where the least events of all exceed ``budget`` (at least two
-    or four waves), and how many times their number it has."""
-    # a wave of long CTAs says as much as several of short ones
-    waves = 2 if int(iterations_of(kernel).sum()) > LONG_CTA * kernel.ctas else 4
-    every = min(least_events(kernel) // (2 * budget), kernel.ctas // (waves * slots))
-    if every < 2 or kernel.times > 1:
-        return kernel, 1.0
-    kept = np.arange(kernel.ctas) // slots % every == 0
-    coords = {name: values[kept] for name, values in kernel.coords.items()}
-    return replace(kernel, coords=coords), kernel.ctas / int(kept.sum())
-
-
-def launched_ctas(kernel: Kernel, slots: int) -> int:
-    """CTAs that share a launch's work: the slots that a static schedule uses, where it does not use all of them."""
-    if kernel.schedule != "static":
-        return kernel.launched
-    used = np.unique(np.flatnonzero(iterations_of(kernel)) % slots).size
-    return kernel.launched if used == slots else max(1, used)
-
-
-def kernel_activity(kernel: KernelResult, profile: Profile, calls: int = 1) -> Activity:
-    """What a simulated launch does to the clock, read off its result; ``calls`` of it follow each other."""
-    running = 1.0 - kernel.waits["launch"]
-    return _activity(
-        profile,
-        kernel.compute_dtype,
-        kernel.work,
-        kernel.cycles * running,
-        kernel.time_us * 1e-6 * running,
-        kernel.hbm_read_bytes + kernel.hbm_write_bytes,
-        loaded_share(
-            1.0 - kernel.empty,
-            kernel.launched_ctas or kernel.ctas,
-            profile.num_sms * kernel.ctas_per_sm,
-            profile.num_sms,
-        ),
-        calls,
-    )
-
-
-def _activity(
-    profile: Profile,
-    dtype: str,
-    work: Mapping[str, float],
-    cycles: float,
-    seconds: float,
-    hbm_bytes: float,
-    loaded: float,
-    calls: int,
-) -> Activity:
-    """What a launch of ``work`` that runs ``seconds`` does to the clock; ``calls`` of it follow each other."""
-    peak = max((rates.get(dtype, 0.0) for rates in profile.tensor_flop_per_cycle_per_sm.values()), default=0.0)
-    return Activity(
-        tensor_share=work["matmul"] / (cycles * profile.num_sms * peak) if cycles and peak else 0.0,
-        exp_share=work["exp"] / (cycles * profile.num_sms * profile.exp_per_cycle_per_sm) if cycles else 0.0,
-        hbm_share=hbm_bytes / seconds / profile.hbm_bandwidth_bytes_per_s if seconds else 0.0,
-        loaded_share=loaded,
-        seconds=seconds,
-        run_seconds=seconds * calls,
-    )
 
 
 def _kernel_result(

@@ -8,9 +8,11 @@ import pytest
 
 from algorithms import build_program
 from simulator import AttentionProblem, device, load_profile, simulate, sm_timing
-from simulator.device import EVENT_BUDGET, occupancy, run_kernel
+from simulator.device import run_kernel
+from simulator.launch import occupancy
 from simulator.overrides import apply_overrides
 from simulator.physics import Physics
+from simulator.plan import EVENT_BUDGET
 from simulator.program import Buffer, Compute, Kernel, Load, Loop, Program, Role, Tensor, Trip, tile, var
 from simulator.simulation import new_cache
 from simulator.sm import TICKS_PER_CYCLE

@@ -11,8 +11,8 @@ from law_settings import MORE, laws
 
 from algorithms import MODULES
 from simulator import AttentionProblem, load_profile, simulate
-from simulator.device import occupancy
 from simulator.errors import InputError
+from simulator.launch import occupancy
 from simulator.overrides import apply_overrides, with_values
 from simulator.physics import Physics
 from simulator.program import Store

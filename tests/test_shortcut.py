@@ -9,8 +9,9 @@ from test_device_engine import CLOCK_HZ, EVERY_EVENT, GPU, run
 
 from algorithms import MODULES, build_program, fa1_schedule
 from simulator import AttentionProblem, simulate
-from simulator.device import occupancy, run_kernel
+from simulator.device import run_kernel
 from simulator.errors import InputError
+from simulator.launch import occupancy
 from simulator.overrides import with_values
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, crowding, iterations_of, own_unit, plan_replay, shared_streams

@@ -8,7 +8,8 @@ import pytest
 
 from algorithms import build_program
 from simulator import AttentionProblem, load_profile
-from simulator.device import LATENCY_GRID_CYCLES, occupancy
+from simulator.device import LATENCY_GRID_CYCLES
+from simulator.launch import occupancy
 from simulator.physics import Physics
 from simulator.program import (
     Acquire,
