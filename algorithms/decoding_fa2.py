@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from algorithms import fa2, varlen
+from algorithms import fa2, fa2_roles, varlen
 from algorithms.combine import Partials, combine_kernel
 from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices
 from algorithms.decoding_common import (
@@ -134,7 +134,7 @@ def _main_kernel(
         "kv_head": batch * problem.kv_heads + (head if launch.group_in_rows else head // problem.group),
         "row0": block * t.tile_m + offset,
         "seqlen_k": length,
-        "slot": np.arange(len(block), dtype=np.int64) % fa2.spill_slots(t, gpu),
+        "slot": np.arange(len(block), dtype=np.int64) % fa2_roles.spill_slots(t, gpu),
         **table.coordinates(kind, block, split),
     }
     if problem.seqlens_q is not None:
@@ -158,10 +158,10 @@ def _main_kernel(
     out = dict(tensors) if partials is None else tensors | {"O": partials.o}
     # the split-KV kernel spills none (H200 counters)
     seen = problem.with_(causal=launch.causal)
-    spill = fa2.spill_tensor(t, gpu, seen) if spills and not launch.splitkv_kernel else None
+    spill = fa2_roles.spill_tensor(t, gpu, seen) if spills and not launch.splitkv_kernel else None
     if spill is not None:
         out["spill"] = spill
-    roles = rewrite_roles(fa2.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
+    roles = rewrite_roles(fa2_roles.roles(seen, t, out, 1, *targets, split=launch.splitkv_kernel), adapt)
     trips: tuple[Trip, ...] = (Trip("n_masked"), Trip("n_full"))
     if pages is not None:
         roles = pages.roles(roles)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms import fa3, fa3_fp8, mla_fa3
+from algorithms import fa3, fa3_fp8, fa3_roles, mla_fa3
 from algorithms.combine import Partials, combine_kernel, counter_fill, helper_kernel
 from algorithms.common import ceil_div, compulsory_bytes, grid_indices, instruction_path, matrices, softmax_scale
 from algorithms.decoding_common import (
@@ -253,7 +253,7 @@ def _main_kernel(
             return ()  # the accumulators go to HBM directly
         return (by_sequence(keep_fp32(skip_empty_q(op)), problem, problem.seqlen_q),)
 
-    schedule_of = mla_fa3.roles if mla_fa3.is_mla(problem) else fa3.roles
+    schedule_of = mla_fa3.roles if mla_fa3.is_mla(problem) else fa3_roles.roles
     roles = rewrite_roles(schedule_of(problem, t, tensors, launch.group, *targets), adapt)
     if problem.dtype == "fp8":
         roles = fa3_fp8.adapt(roles, t, softmax_scale(problem))

@@ -108,7 +108,7 @@ def _loader(loader: Role, v_pipe: Pipe, groups: int) -> Role:
 
 
 def adapt(roles: tuple[Role, ...], t: Fa3Tile, softmax_scale: float) -> tuple[Role, ...]:
-    """The 16-bit roles of :func:`algorithms.fa3.roles` (loader first) as the e4m3 kernel runs them."""
+    """The 16-bit roles of :func:`algorithms.fa3_roles.roles` (loader first) as the e4m3 kernel runs them."""
     if not t.v_transposed_in_kernel:
         raise ValueError("e4m3 without V's transposition in the kernel (a column-major V) is not modelled")
     loader, *consumers = roles

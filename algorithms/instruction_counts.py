@@ -188,8 +188,7 @@ def fa2_forward_counts(head_dim: int, split: bool = False) -> TileCounts:
             source=f"{COUNTED_ON}; on the line through head dims 128 and 256",
         )  # fmt: skip
         wavefronts, around = (
-            round(a + t * (b - a))
-            for a, b in ((low.smem_wavefronts, high.smem_wavefronts), (low.around, high.around))
+            round(a + t * (b - a)) for a, b in ((low.smem_wavefronts, high.smem_wavefronts), (low.around, high.around))
         )
         return TileCounts(mix, wavefronts, around=around, masked=low.masked, masked_uneven=low.masked_uneven)
     return _nearest(_FA2_FORWARD, head_dim)

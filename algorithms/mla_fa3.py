@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from algorithms.common import fill, mask_op, row_vectors
-from algorithms.fa2 import epilogue
+from algorithms.fa2_roles import epilogue
 from algorithms.kernel_tables import Fa3Tile
 from simulator.problem import AttentionProblem
 from simulator.program import (
@@ -65,7 +65,7 @@ def roles(
     o_tile: Callable[[Index, int], Tile],
     lse_tile: Callable[[Index, int], Tile],
 ) -> tuple[Role, ...]:
-    """Loader and the two consumer warpgroups; ``o_tile``/``lse_tile`` as in :func:`algorithms.fa3.roles`."""
+    """Loader and the two consumer warpgroups; ``o_tile``/``lse_tile`` as in :func:`algorithms.fa3_roles.roles`."""
     rows, bc, dtype, half = t.tile_m, t.tile_n, problem.dtype, LATENT // 2
     scale = problem.head_dim**-0.5
     factor = (("scale", float(scale)),)

@@ -114,9 +114,7 @@ def _threads(k: RowKernel) -> int:
 def _batches(k: RowKernel, cols: int, loads: Callable[[int, int], list[Op]]) -> list[Op]:
     """``loads(col, width)`` over a row: the columns in flight at once, and when they have come the next ones."""
     return [
-        op
-        for col in range(0, cols, k.columns_in_flight)
-        for op in loads(col, min(k.columns_in_flight, cols - col))
+        op for col in range(0, cols, k.columns_in_flight) for op in loads(col, min(k.columns_in_flight, cols - col))
     ]
 
 

@@ -3,6 +3,8 @@ cycles."""
 
 from __future__ import annotations
 
+from math import fsum
+
 import numpy as np
 
 #: Shares of busy time between which a memory begins to be, and is, what everything else hides behind.
@@ -36,8 +38,9 @@ def clock_share(
     slopes = np.diff(values) / np.diff(grid)
     # what lies between two points uses both; most lies in the first interval, and has the slope there at either
     slopes = np.concatenate([slopes[..., :1], slopes], axis=-1)
-    total = float((weights * values).sum())
-    waiting = min(1.0, float((weights * grid * slopes).sum()) / total) if total else 0.0
+    # exact sums: points of the grid that the launch did not need change no bit
+    total = fsum((weights * values).flat)
+    waiting = min(1.0, fsum((weights * grid * slopes).flat) / total) if total else 0.0
     grows = drain + max(0.0, 1.0 - drain - between) * waiting
     hidden = hidden_share(busy)
     return grows * (1.0 - hidden) + hidden

@@ -24,7 +24,7 @@ from simulator.read_sharing import unseen_read_bytes
 from simulator.row_locality import read_cost
 from simulator.sm import TICKS_PER_CYCLE
 from simulator.sm_costs import CAUSES, SmSpec
-from simulator.sm_timing import SmTiming, timing_of
+from simulator.sm_timing import SmTiming, reading_of
 
 #: Latencies (cycles beyond the port's transfer) at which the SM reading is taken.
 LATENCY_GRID_CYCLES = (200.0, 700.0, 1500.0, 4000.0, 20000.0)
@@ -213,8 +213,8 @@ def run_kernel(
 ) -> KernelRun:
     """Replay ``kernel`` on ``profile`` at ``clock_hz`` with the cache state ``l2`` (which it changes).
 
-    ``log`` replays every CTA and returns when each ran; ``flow`` ``[bins, 3]`` then gets the bytes moved between SMs
-    and L2, read from HBM and written to HBM in each bin of ``flow_ticks``.
+    ``log`` replays every CTA and returns when each ran; ``flow`` ``[bins, 3]`` (zeros) then gets the bytes moved
+    between SMs and L2, read from HBM and written to HBM in each bin of ``flow_ticks``.
     """
     spec = SmSpec.of(profile, physics, kernel.path, kernel.compute_dtype)
     residents = occupancy(kernel, profile)
@@ -224,73 +224,93 @@ def run_kernel(
     persistent = kernel.schedule != "grid" and kernel.launched > slots
     gap = physics.persistent_fetch_cycles if kernel.schedule != "grid" else physics.cta_launch_cycles
     gap = gap if kernel.launch_gap_cycles is None else kernel.launch_gap_cycles
-    timings = tuple(timing_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
+    readings = tuple(reading_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
     bundle = bundle_size(kernel, slots) if not log else 1
     plan = Plan() if log else plan_replay(kernel, slots, l2.capacity, budget, bundle)
     prepared = _Prepared(kernel, l2, bundle, plan)
-    overhead, first, period = _tables(prepared, timings, gap)
-
     gap_ticks = int(gap * TICKS_PER_CYCLE)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
     hbm = profile.hbm_sustained_read_bytes_per_s * physics.hbm_read_efficiency
+    hbm_write_ticks = ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty)
     before = l2.snapshot()
     if kernel.repeated is not None:
         prepared.ctas[:, engine.APART] = kernel.repeated
     elif plan.unit:
         prepared.ctas[plan.jump_at - plan.unit : plan.jump_at, engine.APART] = 1
-    log_rows = np.zeros((kernel.ctas if log or kernel.times > 1 else 0, 3), np.int64)
-    latency = physics.memory_latency_factor
-    # entry 0: everything else, entry 1: the unit that stands for those left out
-    weights = np.zeros((2, 2, len(prepared.segments) + 2, len(LATENCY_GRID_CYCLES)))
-    stalls, busy, unit_traffic = np.zeros((2, 3)), np.zeros((2, 3)), np.zeros_like(l2.counters)
-    leaves = 1 << (slots - 1).bit_length()
-    end, l2_free, hbm_free = engine.replay(
-        kernel.schedule == "static",
-        slots,
-        profile.num_sms,
-        prepared.has_outer,
-        prepared.ctas,
-        prepared.seg_step,
-        np.full(len(prepared.segments), plan.chunk, np.int64),
-        prepared.aligned(plan.chunk, l2),
-        prepared.accesses,
-        prepared.read_costs,
-        prepared.first_access,
-        l2.shape,
-        l2.capacity,
-        l2.cache,
-        l2.counters,
-        unit_traffic,
-        np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE,
-        overhead,
-        first,
-        period,
-        residents,
-        prepared.ctas_each * _loads_in_turn(kernel),
-        gap_ticks,
-        not persistent and not kernel.trips,
-        ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
-        ticks_per_s / hbm,
-        ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty),
-        profile.l2_latency_s * latency * ticks_per_s,
-        profile.hbm_latency_s * latency * ticks_per_s,
-        TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
-        log_rows,
-        np.zeros((0, 3), np.int64) if flow is None else flow,
-        flow_ticks,
-        weights,
-        stalls,
-        busy,
-        np.zeros((slots, engine.SLOT_COLUMNS), np.int64),
-        np.zeros(profile.num_sms, np.int64),
-        np.zeros(leaves, np.int64),
-        np.zeros(2 * leaves, np.int64),
-    )
+    flow = np.zeros((0, 3), np.int64) if flow is None else flow
+    grid = np.array(LATENCY_GRID_CYCLES) * TICKS_PER_CYCLE
+    factor = physics.memory_latency_factor
+    l2_latency, hbm_latency = (s * factor * ticks_per_s for s in (profile.l2_latency_s, profile.hbm_latency_s))
+    # every point of the grid is read once a launch needs it: a launch that turns out to is replayed from its start,
+    # which costs more than to read a CTA without loops
+    known = max(reading.points for reading in readings)
+    points = max(known, _points_to(grid, hbm_latency)) if kernel.trips else len(grid)
+    saved = l2.clone() if points < len(grid) else ()
+    while True:
+        timings = tuple(reading.timing(points) for reading in readings)
+        overhead, first, period = _tables(prepared, timings, gap)
+        log_rows = np.zeros((kernel.ctas if log or kernel.times > 1 else 0, 3), np.int64)
+        # entry 0: everything else, entry 1: the unit that stands for those left out
+        weights = np.zeros((2, 2, len(prepared.segments) + 2, points))
+        stalls, busy, unit_traffic = np.zeros((2, 3)), np.zeros((2, 3)), np.zeros_like(l2.counters)
+        leaves = 1 << (slots - 1).bit_length()
+        end, l2_free, hbm_free = engine.replay(
+            kernel.schedule == "static",
+            slots,
+            profile.num_sms,
+            prepared.has_outer,
+            prepared.ctas,
+            prepared.seg_step,
+            np.full(len(prepared.segments), plan.chunk, np.int64),
+            prepared.aligned(plan.chunk, l2),
+            prepared.accesses,
+            prepared.read_costs,
+            prepared.first_access,
+            l2.shape,
+            l2.capacity,
+            l2.cache,
+            l2.counters,
+            unit_traffic,
+            grid,
+            overhead,
+            first,
+            period,
+            residents,
+            prepared.ctas_each * _loads_in_turn(kernel),
+            gap_ticks,
+            not persistent and not kernel.trips,
+            ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
+            ticks_per_s / hbm,
+            hbm_write_ticks,
+            l2_latency,
+            hbm_latency,
+            TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
+            log_rows,
+            flow,
+            flow_ticks,
+            weights,
+            stalls,
+            busy,
+            np.zeros((slots, engine.SLOT_COLUMNS), np.int64),
+            np.zeros(profile.num_sms, np.int64),
+            np.zeros(leaves, np.int64),
+            np.zeros(2 * leaves, np.int64),
+        )
+        if end >= 0:
+            break
+        points = _points_to(grid, l2_free)
+        l2.restore(saved)
+        flow[...] = 0
     # what the CTAs left out did: as many times again what the unit before them did, or those that stand for them
     repeats = plan.skip // plan.unit if plan.unit else kernel.times - 1
     again = unit_traffic.copy()
-    # what repeats cannot write back more than it writes; one unit also evicts what the ones before it left
+    # what repeats cannot write back more than it writes, nor less where it writes every byte once; one unit also evicts
+    # what the ones before it left, or leaves some to the next one
     again[HBM_WRITE] = np.minimum(again[HBM_WRITE], again[SM_WRITE])
+    if plan.unit:
+        once = again[SM_WRITE] * kernel.ctas <= l2.shape[:, [0, 1, 2, 8]].prod(axis=1) * plan.unit
+        again[HBM_WRITE] = np.where(once, again[SM_WRITE], again[HBM_WRITE])
+        busy[1, 1] += hbm_write_ticks * (again[HBM_WRITE] - unit_traffic[HBM_WRITE]).sum()
     l2.counters += unit_traffic + repeats * again
     l2_busy, hbm_busy, slot_busy = (busy[0] + (1 + repeats) * busy[1]).tolist()
     unit_ticks = np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])
@@ -324,7 +344,7 @@ def run_kernel(
     weights, stalls = (part[0] + (1 + repeats) * part[1] for part in (weights, stalls))
     waits = _waits(weights, stalls, timings, prepared, replayed * slots, slot_busy, outside)
     _count_behind(waits, busy_shares)
-    latencies = np.array(LATENCY_GRID_CYCLES)
+    latencies = np.array(LATENCY_GRID_CYCLES[:points])
     busiest = max(busy_shares.values()) if end == replayed else 1.0
     return KernelRun(
         end / TICKS_PER_CYCLE,
@@ -339,6 +359,11 @@ def run_kernel(
         max(0.0, 1.0 - slot_busy / (replayed * slots)) if end else 0.0,
         clock_share(weights, latencies, overhead, period, drain, between, busiest),
     )
+
+
+def _points_to(grid: np.ndarray, latency_ticks: float) -> int:
+    """Points of ``grid`` up to the one beyond ``latency_ticks`` (at least two), or all."""
+    return min(len(grid), max(2, int(np.searchsorted(grid, latency_ticks)) + 1))
 
 
 def _later_end(log_rows: np.ndarray, apart: np.ndarray, slots: int, gap_ticks: int, repeats: int) -> float:
@@ -370,8 +395,8 @@ def _waits(
         t = timings[min(r, len(timings) - 1)]
         for i, trip in enumerate(trips):
             row = len(prepared.segments) + 1 if trip.coord == prepared.outer else prepared.segments.index(trip)
-            by_cause += weights[r, row] @ np.array(t.waits[i])
-        by_cause += weights[r, len(prepared.segments)] @ np.array(t.overhead_waits)
+            by_cause += _weighted(weights[r, row], t.waits[i])
+        by_cause += _weighted(weights[r, len(prepared.segments)], t.overhead_waits)
     total = by_cause.sum()
     busy_share = min(1.0, slot_busy / slot_ticks) if slot_ticks else 0.0
     shares = dict(zip(CAUSES, by_cause / total * busy_share if total else by_cause, strict=True))
@@ -387,6 +412,14 @@ def _waits(
         left -= min(share, left)
     out["imbalance"] = float(left)
     return out
+
+
+def _weighted(weights: np.ndarray, waits: tuple[tuple[float, ...], ...]) -> np.ndarray:
+    """``waits`` (by grid point and cause) in sum: grid points beyond those that a launch needed change no bit of it."""
+    total = np.zeros(len(CAUSES))
+    for weight, row in zip(weights, waits, strict=True):
+        total += weight * np.array(row)
+    return total
 
 
 def _count_behind(waits: dict[str, float], busy: dict[str, float]) -> None:

@@ -16,13 +16,29 @@ from simpy.events import NORMAL
 
 
 class Alarm:
-    """Something that happens at a time and that no process waits for: a function to call."""
+    """Something that happens at a time: a function to call, or a process that goes on."""
 
     __slots__ = ("callbacks",)
+    # what a process asks of an event that it has waited for
     _ok = True
+    _value = None
 
-    def __init__(self, call: Callable[[Alarm], None]) -> None:
-        self.callbacks = [call]
+    def __init__(self, *calls: Callable[[Any], None]) -> None:
+        self.callbacks = list(calls)
+
+
+class Signal(Alarm):
+    """Something that happens when :meth:`succeed` is called, in its turn among the events of that tick."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self.callbacks = []
+
+    def succeed(self) -> None:
+        """Let it happen: once."""
+        self._loop.put(0, self)
 
 
 class EventLoop(simpy.Environment):
@@ -30,13 +46,29 @@ class EventLoop(simpy.Environment):
 
     now = 0
 
+    def put(self, delay: int, event: Alarm) -> None:
+        """Let ``event`` happen after ``delay`` ticks."""
+        # an Alarm is what the loop below and simpy's processes need of an event, and no more
+        queue: list[Any] = self._queue
+        heappush(queue, (self.now + delay, NORMAL, next(self._eid), event))
+
     def alarm(self, delay: int, call: Callable[[Alarm], None]) -> Alarm:
         """Call ``call(alarm)`` after ``delay`` ticks, in its turn among the events of that tick."""
         alarm = Alarm(call)
-        # an Alarm is what the loop below needs of an event, and no more
         queue: list[Any] = self._queue
-        heappush(queue, (self._now + delay, NORMAL, next(self._eid), alarm))
+        heappush(queue, (self.now + delay, NORMAL, next(self._eid), alarm))
         return alarm
+
+    def delay(self, ticks: int) -> Any:
+        """What a process yields to go on ``ticks`` later."""
+        alarm = Alarm()
+        queue: list[Any] = self._queue
+        heappush(queue, (self.now + ticks, NORMAL, next(self._eid), alarm))
+        return alarm
+
+    def signal(self) -> Any:
+        """What a process yields to go on when its ``succeed`` is called."""
+        return Signal(self)
 
     def run(self, until: object = None) -> None:
         """Until nothing is left to happen (``until`` is simpy's, and not for this loop)."""

@@ -28,7 +28,7 @@ UNCROWDED_BUDGET_SHARE, UNCROWDED_CHUNK = 0.2, 2
 #: though their tiles would not (1M tokens: 70 times the HBM bytes).
 CHUNK_SHARE = 0.125
 #: Iterations an event from which on more of them lose hardly more misses of long streams.
-COARSE_CHUNK = 32
+COARSE_CHUNK = 24
 #: Share of the budget above which repeating parts of a launch are left out.
 JUMP_SHARE = 0.1
 #: Capacities of the L2 that a launch touches before parts of it are left out.
@@ -39,13 +39,13 @@ UNIT_WAVES = 16
 UNIT_ITERATIONS = 2000
 #: The same for launches of which every CTA has its own bytes: of CTAs without loops, and of those whose passes over
 #: their own bytes find them in L2 or not, as the phases have it that they drift to.
-OWN_UNIT_WAVES, DRIFTING_UNIT_WAVES = 2, 64
+OWN_UNIT_WAVES, DRIFTING_UNIT_WAVES = 4, 64
 #: Share of a unit that is too short a start to be told from the rest: it is part of the unit.
 SHORT_START = 0.1
 #: Waves at a launch's end that are not like the others.
 END_WAVES = 2
-#: Share of a launch that is worth leaving out.
-LEAST_SKIP = 0.25
+#: Share of a launch that is worth leaving out, and where units are waves, which err less.
+LEAST_SKIP, LEAST_SKIP_OF_WAVES = 0.5, 0.25
 #: Share of a launch's waves by which what is left out may differ from a whole number of them.
 PART_OF_WAVE = 0.003
 #: Iterations of loops that keep one event each.
@@ -162,18 +162,18 @@ def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, int]
     seen = min(n, slots)
     middle = _part(kernel, (n - seen) // 2, (n + seen) // 2)
     each = max(1.0, sum(int(access_bytes(access, middle).sum()) for access in kernel_accesses(middle)) / seen)
-    fill = ceil(FILL * capacity_bytes / each)
     if each > FAR_BEYOND * capacity_bytes:
         # nothing that others left outlives a CTA
         iterations = int(iterations_of(kernel).sum())
-        return slots * max(OWN_UNIT_WAVES, ceil(UNIT_ITERATIONS * n / iterations) if iterations else 0), fill
+        waves = ceil(UNIT_ITERATIONS * n / iterations) if iterations else 0
+        return slots * max(OWN_UNIT_WAVES, waves), ceil(FILL * capacity_bytes / each)
     window = ceil(FAR_BEYOND * capacity_bytes / each)
     if kernel.schedule == "static" or window > n:
         return 0, 0
     part = _part(kernel, (n - window) // 2, (n - window) // 2 + window)
     env = dict(part.coords)
     for access in kernel_accesses(part):
-        if not access.is_write and access.tile.tensor.bytes <= STAYS * capacity_bytes:
+        if not (kernel.trips or access.is_write) and access.tile.tensor.bytes <= STAYS * capacity_bytes:
             continue
         place, zero = access.tile, dict.fromkeys((loop.var for loop in access.loops), 0)
         head, row, col = (index_values(index, env | zero) for index in (place.head, place.row, place.col))
@@ -182,7 +182,14 @@ def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, int]
         if not ((steps > 0).all() or np.unique(starts).size == window):
             return 0, 0
     drifting = kernel.trips and slots * each > capacity_bytes // 2
-    return slots * (DRIFTING_UNIT_WAVES if drifting else OWN_UNIT_WAVES), fill
+    fill = _filling(kernel, capacity_bytes)
+    return slots * max(DRIFTING_UNIT_WAVES if drifting else OWN_UNIT_WAVES, -(-fill // slots)), fill
+
+
+def _filling(kernel: Kernel, capacity_bytes: int) -> int:
+    """CTAs after which the L2 is full, each as good as another."""
+    touched = sum(tensor.bytes for tensor in tensor_table([kernel]).values())
+    return ceil(FILL * capacity_bytes * kernel.ctas / max(1, touched))
 
 
 def _all_equal(kernel: Kernel) -> bool:
@@ -280,20 +287,22 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
         unit, fill = own_unit(kernel, slots, capacity_bytes)
         if unit:
             # waves are one like the other once they have drifted: any of them may be the first that counts
-            before, after = unit + max(unit, slots * -(-fill // slots)), max(slots * END_WAVES, fill)
+            before, after, least = 2 * unit, max(slots * END_WAVES, fill), LEAST_SKIP_OF_WAVES
         else:
             unit = repeating(kernel, slots, per_head <= capacity_bytes)
             waves = min(UNIT_WAVES * slots, ceil(UNIT_ITERATIONS * slots * n / max(1, iterations)))
             unit *= -(-waves // unit)
-            fill = ceil(FILL * capacity_bytes * n / max(1, sum(t.bytes for t in tensor_table([kernel]).values())))
-            start = 0 if fill < SHORT_START * unit else max(1, -(-fill // unit))
-            before, after = unit * max(1 + start, -(-3 * slots // unit)), unit
+            fill = _filling(kernel, capacity_bytes)
+            start = (
+                0 if fill < SHORT_START * unit and per_head > FAR_BEYOND * capacity_bytes else max(1, -(-fill // unit))
+            )
+            before, after, least = unit * max(1 + start, -(-3 * slots // unit)), unit, LEAST_SKIP
         jump_at, skip = before, _left_out(n, slots, unit, n - before - after)
-        if skip:
+        if skip >= least * n:
             iterations = iterations * (n - skip) // n
             n -= skip
         else:
-            jump_at = unit = 0
+            jump_at = unit = skip = 0
     # iterations that touch many blocks take as long as several others
     cost = iterations * blocks_an_iteration(kernel)
     # two iterations an event lose misses where phases matter, and take almost as long as one
@@ -326,5 +335,5 @@ def _left_out(n: int, slots: int, unit: int, most: int) -> int:
     for left_out in range(most // unit * unit, 0, -unit):
         waves = left_out / slots
         if abs(waves - round(waves)) <= PART_OF_WAVE * n / slots:
-            return left_out if left_out >= LEAST_SKIP * n else 0
+            return left_out
     return 0

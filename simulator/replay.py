@@ -109,7 +109,7 @@ def replay(
     counters: np.ndarray,
     counters_apart: np.ndarray,  # out: as counters
     grid: np.ndarray,  # latency grid in ticks
-    overhead: np.ndarray,  # [2, class, k]
+    overhead: np.ndarray,  # [2, class, k]: at the first k points of the grid, as the two that follow
     first_extra: np.ndarray,  # [2, k]
     period: np.ndarray,  # [2, seg + 1, k]
     occupancy: int,
@@ -133,9 +133,14 @@ def replay(
     tree: np.ndarray,  # [leaves] scratch: the next event; leaves: the least power of two that is not below n_slots
     keys: np.ndarray,  # [2 * leaves] scratch
 ) -> tuple[int, float, float]:
+    """The last CTA's end, and when L2 and HBM are done (ticks); or -1 and a latency (ticks) at which the tables have to
+    be read before the launch can be replayed."""
     n_cta, n_seg = ctas.shape[0], seg_step.shape[0]
     leaves = tree.shape[0]
     scal = cache[1]
+    # how far the timing tables have been read; a launch that goes on beyond that is given up
+    read = period.shape[2]
+    reach = grid[read - 1] if read < grid.shape[0] else np.inf
     # an event's key: its time, then its slot in the lowest bits
     shift = 0
     while leaves >> shift > 1:
@@ -305,6 +310,9 @@ def replay(
         w = 0.0
         if occupancy > 1:
             w = (active[sm] - 1.0) / (occupancy - 1.0)
+        farthest = hbm_latency + queue if 0.0 < share < 1.0 else x
+        if farthest > reach:
+            return -1, farthest, 0.0
         k, f = _grid_point(grid, x)
         if segment == PROLOGUE:
             duration = _mixed(k, f, overhead, ctas[cta, CLASS], weights[inside], n_seg, w, 1.0)

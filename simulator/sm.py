@@ -9,108 +9,24 @@ too, so their completion is known when they are made. Time is integer ticks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from simpy.events import Event, Process
 
 from simulator.event_loop import EventLoop
-from simulator.shared_pipe import SharedPipe
-from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TRANSFER_PIPES, TimedLoop, TimedOp, TimedRole
+from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TimedLoop, TimedOp, TimedRole
+from simulator.sm_pipes import STREAM_UNITS, Observer, Sm
 from simulator.sm_waiting import Counter, Pending, Semaphore
-from simulator.warp_streams import TENSOR, Job, WarpStreams
+from simulator.warp_streams import TENSOR, Job
 
-#: Is told of every piece of work: pipe, first and last tick, whose it is.
-Observer = Callable[[str, int, int, Any], None]
 #: A process: the events that it waits for.
 _Steps = Generator[Event, Any, None]
 TICKS_PER_CYCLE = 64
 _PORT_OUT = PIPE_INDEX["port_out"]
-#: Pipes that serve roles in order of arrival: schedulers go on with the warps that they have, so that roles with equal
-#: work fall out of step. The SMEM port and, but for tensor instructions, the issue slots are shared equally.
-_IN_ORDER = tuple(PIPE_INDEX[name] for name in ("tensor", "exp", "fp32", "alu"))
-_IN_ORDER_TENSOR = (*_IN_ORDER, PIPE_INDEX["issue"])
-_TENSOR_KINDS = ("matmul", "matmul_async")
-#: Units that the instructions of warps share, where they advance as streams with a pace of their own.
-_STREAM_UNITS = tuple(PIPE_INDEX[name] for name in ("exp", "fp32", "alu", "issue"))
-#: What a stream waits for that such a unit is short for.
-_SHORT_OF = {unit: "exp" if PIPES[unit] == "exp" else "fp32" for unit in _STREAM_UNITS} | {TENSOR: "tensor"}
-
-
-class Sm:
-    """The shared state of one SM: its execution pipes, and when each transfer port is free."""
-
-    def __init__(
-        self, env: EventLoop, latency_ticks: int, observer: Observer | None = None, paced: bool = False
-    ) -> None:
-        self.env, self.latency, self.observer = env, latency_ticks, observer
-        self.streams = WarpStreams(env, _STREAM_UNITS, self._watch_streams()) if paced else None
-        apart = (*TRANSFER_PIPES, *(PIPES[unit] for unit in _STREAM_UNITS if paced))
-        self.pipes = {PIPE_INDEX[name]: SharedPipe(env, self._watch(name)) for name in PIPES if name not in apart}
-        self.free = {PIPE_INDEX[name]: 0 for name in TRANSFER_PIPES}
-        self.transferred = dict.fromkeys(self.free, 0)
-
-    def _watch_streams(self) -> Callable[[int, int, int, object], None] | None:
-        observer = self.observer
-        if observer is None:
-            return None
-        return lambda unit, start, end, stream: observer(PIPES[unit], start, end, stream)
-
-    def _watch(self, name: str) -> Callable[[int, int, object], None] | None:
-        observer = self.observer
-        if observer is None:
-            return None
-        return lambda start, end, stream: observer(name, start, end, stream)
-
-    def execute(
-        self, stream: str, work: Sequence[tuple[int, int]], latency: int, kind: str = "work", least: int = 0
-    ) -> Pending:
-        """Start ``work`` (pipe, ticks) of ``stream``; the parts run at the same time, each on its pipe.
-
-        ``kind`` matmul and matmul_async are batches of tensor instructions, which take their issue slots in order too.
-        ``least``: ticks that a stream with a pace of its own needs for it.
-        """
-        in_order = _IN_ORDER_TENSOR if kind in _TENSOR_KINDS else _IN_ORDER
-        together: dict[int, int] = {}
-        if self.streams is not None:
-            together = {pipe: ticks for pipe, ticks in work if pipe not in self.pipes}
-            work = [(pipe, ticks) for pipe, ticks in work if pipe in self.pipes]
-        parts = len(work) + bool(together)
-        pending = Pending(self.env, parts, latency, None if parts else self.env.now)
-        if self.streams is not None and together:
-            tensor = kind in _TENSOR_KINDS
-            least = max(ticks for _, ticks in work) if tensor else least
-            pending.stream = self.streams.submit(stream, together, least, pending.part_done, first=tensor)
-        for pipe, ticks in work:
-            queue = "batches" if pipe in in_order else stream
-            self.pipes[pipe].submit(queue, ticks, pending.part_done, stream)
-        return pending
-
-    def transfer(self, work: Iterable[tuple[int, int]], label: str = "") -> int:
-        """Queue a load or store: its port time in order of arrival, its SMEM time beside other work. Returns the
-        tick at which the port is done with it."""
-        now, done = self.env.now, self.env.now
-        for pipe, ticks in work:
-            if pipe not in self.free:
-                self.pipes[pipe].submit("transfer " + label, ticks, _ignore, label)
-                continue
-            start = max(self.free[pipe], now)
-            self.free[pipe] = done = start + ticks
-            self.transferred[pipe] += ticks
-            if self.observer is not None:
-                self.observer(PIPES[pipe], start, done, label)
-        return done
-
-    def busy(self) -> list[int]:
-        """Ticks of work that each pipe was given, in the order of :data:`PIPES`."""
-        streams = {} if self.streams is None else self.streams.busy
-        apart = {**self.transferred, **streams}
-        return [apart[i] if i in apart else self.pipes[i].busy for i in range(len(PIPES))]
-
-
-def _ignore() -> None:
-    return None
+#: What a stream waits for that a unit is short for.
+_SHORT_OF = {unit: "exp" if PIPES[unit] == "exp" else "fp32" for unit in STREAM_UNITS} | {TENSOR: "tensor"}
 
 
 class _CtaState:
@@ -143,13 +59,13 @@ class _RoleProcess:
         cta: _CtaState,
         name: str,
         ops: Sequence[TimedOp],
-        trips: Mapping[str, int],
-        items: int,
+        tiles: Sequence[Mapping[str, int]],
         label: str,
         main: str | None,
     ) -> None:
-        self.sm, self.cta, self.name, self.ops, self.items, self.label = sm, cta, name, ops, items, label
-        self.trips, self.main_trip = dict(trips), main
+        self.sm, self.cta, self.name, self.ops, self.label = sm, cta, name, ops, label
+        self.tiles, self.main_trip = tiles, main
+        self.trips: dict[str, int] = {}
         #: Ticks at which the loop over ``main`` was entered and each of its iterations ended, by work tile.
         self.marks: list[list[int]] = []
         self.mark_waits: list[tuple[int, ...]] = []
@@ -159,7 +75,8 @@ class _RoleProcess:
         self.waited = dict.fromkeys(CAUSES, 0)
 
     def main(self) -> _Steps:
-        for _ in range(self.items):
+        for trips in self.tiles:
+            self.trips = dict(trips)
             yield from self._block(self.ops)
             self.item_ends.append(self.sm.env.now)
 
@@ -185,32 +102,32 @@ class _RoleProcess:
                 continue
             kind, start = op.kind, env.now
             if kind == "work" or kind == "matmul":
-                pending = sm.execute(self.label, op.work, op.latency, kind, op.minimum)
+                pending = sm.execute(self.label, op)
                 if pending.done_at is None:
-                    pending.event = env.event()
+                    pending.event = env.signal()
                     yield pending.event
                 rest = max(pending.done_at, start + op.minimum) + op.latency - env.now
                 if rest > 0:
-                    yield env.timeout(rest)
+                    yield env.delay(rest)
             elif kind == "consume":
                 want = self.consumed.get(op.key, 0) + 1
                 self.consumed[op.key] = want
                 event = cta.counter(cta.filled, op.key).reach(want)
                 if event is not None:
                     yield event
-                    yield env.timeout(op.latency)
+                    yield env.delay(op.latency)
             elif kind == "release":
                 self._release(op.key)
             elif kind == "matmul_async":
-                self.tokens[op.key] = sm.execute(self.label, op.work, op.latency, kind)
+                self.tokens[op.key] = sm.execute(self.label, op)
             elif kind == "await":
                 pending = self.tokens.get(op.key)
                 if pending is not None and pending.done_at is None:
-                    pending.event = env.event()
+                    pending.event = env.signal()
                     yield pending.event
                 rest = pending.done_at + pending.latency - env.now if pending is not None else 0
                 if rest > 0:
-                    yield env.timeout(rest)
+                    yield env.delay(rest)
             elif kind == "acquire":
                 taken = cta.acquired.get(op.key, 0) + 1
                 cta.acquired[op.key] = taken
@@ -226,19 +143,18 @@ class _RoleProcess:
                 env.alarm(done - start, counter.fill)
             elif kind == "load_async":
                 done = sm.transfer(op.work, self.label)
-                self.tokens[op.key] = Pending(env, 0, sm.latency, done)
-                self.tokens[op.key].is_load = True
+                self.tokens[op.key] = Pending(env, 0, sm.latency, done, op.cause)
             elif kind == "load":
                 done = sm.transfer(op.work, self.label) + sm.latency
-                yield env.timeout(done - start)
+                yield env.delay(done - start)
             elif kind == "reduce":
                 queued = sm.free[_PORT_OUT] - start
                 if queued > 0:
-                    yield env.timeout(queued)
+                    yield env.delay(queued)
                 sm.transfer(op.work, self.label)
             elif kind == "store":
                 # posted, but the role is held while its data leaves the SM
-                yield env.timeout(sm.transfer(op.work, self.label) - start)
+                yield env.delay(sm.transfer(op.work, self.label) - start)
             elif kind == "barrier":
                 counter = cta.counter(cta.barriers, op.key)
                 target = (counter.value // op.number + 1) * op.number
@@ -246,18 +162,16 @@ class _RoleProcess:
                 event = counter.reach(target)
                 if event is not None:
                     yield event
-                yield env.timeout(op.latency)
+                yield env.delay(op.latency)
             elif kind == "wait":
                 event = cta.semaphore(op.key).take()
                 if event is not None:
                     yield event
-                    yield env.timeout(op.latency)
+                    yield env.delay(op.latency)
             elif kind == "signal":
                 cta.semaphore(op.key).give()
             if env.now > start:
-                cause = op.cause
-                if kind == "await" and pending is not None and pending.is_load:
-                    cause = "memory"
+                cause = pending.cause if kind == "await" and pending is not None else op.cause
                 stream = pending.stream if op.paced and pending is not None else None
                 booked = self._book(op.paced, stream) if stream is not None else 0
                 self.waited[cause] += env.now - start - booked
@@ -266,10 +180,15 @@ class _RoleProcess:
 
     def _book(self, own: Iterable[tuple[str, int]], job: Job) -> int:
         """Book a stream's own ``own`` (cause, ticks) and what it lost to others; returns their sum."""
-        lost = [(_SHORT_OF[unit], round(ticks)) for unit, ticks in job.lost.items()]
-        for cause, ticks in (*own, *lost):
+        total = 0
+        for cause, ticks in own:
             self.waited[cause] += ticks
-        return sum(ticks for _, ticks in (*own, *lost))
+            total += ticks
+        for unit, behind in job.lost.items():
+            ticks = round(behind)
+            self.waited[_SHORT_OF[unit]] += ticks
+            total += ticks
+        return total
 
     def _release(self, key: str) -> None:
         cta = self.cta
@@ -339,23 +258,23 @@ def run_sm(
     items: int = 1,
     observer: Observer | None = None,
     marked: str | None = None,
+    first: Mapping[str, int] | None = None,
 ) -> SmRun:
     """Simulate ``residents`` CTAs of the compiled ``roles`` on one SM until they end.
 
     ``trips`` gives the trip coordinates, ``latency_cycles`` the time from a load's transfer over the SM's
     port to its data being there, ``items`` how many work tiles each (persistent) CTA does in a row, ``marked``
-    the trip coordinate whose iterations are recorded.
+    the trip coordinate whose iterations are recorded, ``first`` the trip coordinates of all work tiles but the last
+    (``None``: the same).
     """
     env = EventLoop()
     sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer, any(_paced(ops) for _, _, ops in roles))
     by_cta, ends = [], []
+    tiles = [*[trips if first is None else first] * (items - 1), trips]
     least_warps = min(4, max(warps for _, warps, _ in roles))
     for resident in range(residents):
         cta = _CtaState(env, semaphores)
-        runs = [
-            _RoleProcess(sm, cta, name, ops, trips, items, f"cta{resident}/{name}", marked)
-            for name, _warps, ops in roles
-        ]
+        runs = [_RoleProcess(sm, cta, name, ops, tiles, f"cta{resident}/{name}", marked) for name, _warps, ops in roles]
         processes = [env.process(run.main()) for run in runs]
         # what the CTA waits for is what its computing roles wait for, not its loaders and writers
         by_cta.append([run for run, (_, warps, _) in zip(runs, roles, strict=True) if warps >= least_warps])

@@ -237,11 +237,14 @@ def _compile_op(op: Op, warps: int, spec: SmSpec) -> TimedOp:
         return Timed("release", key=op.pipe.name)
     if isinstance(op, Matmul):
         work = _matmul_work(op, warps, spec)
+        parts = dict(work)
+        # tensor cores that are fast enough wait for their operands
+        cause = "tensor" if parts[PIPE_INDEX["tensor"]] >= parts[PIPE_INDEX["smem"]] else "smem"
         if op.token is not None:
-            return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause="tensor")
+            return Timed("matmul_async", tuple(work), spec.matmul_latency, key=op.token, cause=cause)
         k = op.mnk[2] / (warps if op.split == "inner" else 1)
         chain = 0.0 if spec.is_wgmma else k / 16 * MMA_SYNC_CHAIN_CYCLES
-        return Timed("matmul", tuple(work), spec.matmul_latency, chain, cause="tensor")
+        return Timed("matmul", tuple(work), spec.matmul_latency, chain, cause=cause)
     if isinstance(op, Await):
         return Timed("await", key=op.token, cause="tensor")
     if isinstance(op, Exchange):

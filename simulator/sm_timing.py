@@ -122,40 +122,66 @@ def _steady(ends: tuple[float, ...]) -> tuple[float, bool]:
     return (ends[n] - ends[n - half]) / half if len(ends) > 1 else 0.0, False
 
 
-@lru_cache(maxsize=4096)
-def time_cta(
-    roles: tuple[TimedRole, ...],
-    semaphores: tuple[tuple[str, int], ...],
-    trips: tuple[Trip, ...],
-    latencies: tuple[float, ...],
-    residents: int,
-    persistent: bool,
-    profile: TripProfile,
-    gap_cycles: float = 0.0,
-) -> SmTiming:
-    """Measure :class:`SmTiming` of compiled ``roles`` (cached: equal schedules are simulated once)."""
-    ticked = tuple((name, warps, to_ticks(ops)) for name, warps, ops in roles)
-    rows: list[_Point] = []
-    for latency in latencies:
-        if profile.main is None:
-            rows.append(_time_nested(ticked, semaphores, trips, latency, residents, persistent, profile, gap_cycles))
-        else:
-            # what was long enough to be steady at one latency is where to begin at the next
-            length = rows[-1].length if rows else FIRST_TRIPS
-            rows.append(_time_marked(ticked, semaphores, trips, latency, residents, persistent, profile, length))
-    # grid points become steady after different numbers of iterations
-    most = max(len(row.short) for row in rows)
-    rows = [replace(row, short=row.short + (row.overhead,) * (most - len(row.short))) for row in rows]
-    return SmTiming(
-        tuple(latencies),
-        tuple(row.overhead for row in rows),
-        tuple(row.first_extra for row in rows),
-        tuple(tuple(row.periods[i] for row in rows) for i in range(len(trips))),
-        tuple(tuple(row.waits[i] for row in rows) for i in range(len(trips))),
-        tuple(row.overhead_waits for row in rows),
-        profile.main,
-        tuple(tuple(row.short[n] for row in rows) for n in range(most)),
-    )
+class SmReading:
+    """A CTA's timing as far as launches ask for it: points of a latency grid, read one after another."""
+
+    def __init__(
+        self,
+        roles: tuple[TimedRole, ...],
+        semaphores: tuple[tuple[str, int], ...],
+        trips: tuple[Trip, ...],
+        latencies: tuple[float, ...],
+        residents: int,
+        persistent: bool,
+        profile: TripProfile,
+        gap_cycles: float,
+    ) -> None:
+        self._roles = tuple((name, warps, to_ticks(ops)) for name, warps, ops in roles)
+        self._semaphores, self._trips, self._latencies = semaphores, trips, latencies
+        self._residents, self._persistent, self._profile, self._gap_cycles = residents, persistent, profile, gap_cycles
+        self._points: list[_Point] = []
+        self._timings: dict[int, SmTiming] = {}
+
+    @property
+    def points(self) -> int:
+        """Points of the grid that have been read."""
+        return len(self._points)
+
+    def timing(self, points: int) -> SmTiming:
+        """:class:`SmTiming` at the first ``points`` of the grid. What it says of a point depends on no later one."""
+        while len(self._points) < points:
+            self._points.append(self._read(self._latencies[len(self._points)]))
+        if points not in self._timings:
+            self._timings[points] = self._joined(self._points[:points])
+        return self._timings[points]
+
+    def _read(self, latency: float) -> _Point:
+        how = (latency, self._residents, self._persistent, self._profile)
+        if self._profile.main is None:
+            return _time_nested(self._roles, self._semaphores, self._trips, *how, self._gap_cycles)
+        # what was long enough to be steady at one latency is where to begin at the next
+        length = self._points[-1].length if self._points else FIRST_TRIPS
+        return _time_marked(self._roles, self._semaphores, self._trips, *how, length)
+
+    def _joined(self, rows: list[_Point]) -> SmTiming:
+        # grid points become steady after different numbers of iterations
+        most = max(len(row.short) for row in rows)
+        rows = [replace(row, short=row.short + (row.overhead,) * (most - len(row.short))) for row in rows]
+        each = range(len(self._trips))
+        return SmTiming(
+            self._latencies[: len(rows)],
+            tuple(row.overhead for row in rows),
+            tuple(row.first_extra for row in rows),
+            tuple(tuple(row.periods[i] for row in rows) for i in each),
+            tuple(tuple(row.waits[i] for row in rows) for i in each),
+            tuple(row.overhead_waits for row in rows),
+            self._profile.main,
+            tuple(tuple(row.short[n] for row in rows) for n in range(most)),
+        )
+
+
+#: Equal schedules are simulated once.
+_reading = lru_cache(maxsize=4096)(SmReading)
 
 
 @dataclass(frozen=True)
@@ -185,18 +211,22 @@ def _time_marked(
     themselves; trips beside the main one are measured by a longer run if they vary."""
     main = profile.main
     assert main is not None
+    loop = trips[main].coord
     items = 2 if persistent else 1
     base = {t.coord: n for t, n in zip(trips, profile.typical, strict=True)}
 
     def run_with(**changed: int) -> SmRun:
-        return run_sm(roles, semaphores, base | changed, latency, residents, items, marked=trips[main].coord)
+        now = base | changed
+        # a first tile of a few iterations leaves its CTA as a long one would
+        first = now | {loop: min(now[loop], FIRST_TRIPS)}
+        return run_sm(roles, semaphores, now, latency, residents, items, marked=loop, first=first)
 
     def last_tile(run: SmRun) -> float:
         return run.tile_ends_cycles[-1][-1] - (run.tile_ends_cycles[0][-1] if persistent else 0.0)
 
     length = min(profile.longest, length)
     while True:
-        base[trips[main].coord] = length
+        base[loop] = length
         run = run_with()
         ends = run.tile_ends_cycles[-1]
         period, steady = _steady(ends)
@@ -211,15 +241,15 @@ def _time_marked(
     beside_main = [i for i in range(len(trips)) if i != main and profile.varies[i]]
     few = min(length, BESIDE_TRIPS)
     # a long run may have fallen into another step than short ones
-    usual = last_tile(run_with(**{trips[main].coord: few}) if beside_main and few < length else run)
+    usual = last_tile(run_with(**{loop: few}) if beside_main and few < length else run)
     for i, trip in enumerate(trips):
         if i in beside_main:
             step, count = 1, base[trip.coord]
             try:
-                other = run_with(**{trip.coord: count + 1, trips[main].coord: few})
+                other = run_with(**{trip.coord: count + 1, loop: few})
             except StuckError:
                 # a condition, which cannot hold twice: it costs what its absence saves
-                step, other = -1, run_with(**{trip.coord: count - 1, trips[main].coord: few})
+                step, other = -1, run_with(**{trip.coord: count - 1, loop: few})
             periods[i] = max(0.0, step * (last_tile(other) - usual))
     beside = fsum(base[t.coord] * periods[i] for i, t in enumerate(trips) if i != main)
     overhead = last_tile(run) - length * period - beside
@@ -227,14 +257,17 @@ def _time_marked(
     for n in profile.short:
         if n < length:
             short += [overhead] * (n + 1 - len(short))
-            short[n] = last_tile(run_with(**{trips[main].coord: n})) - n * period - beside
-    done = [fsum(base[t.coord] * waits[i][c] for i, t in enumerate(trips)) for c in range(len(CAUSES))]
+            short[n] = last_tile(run_with(**{loop: n})) - n * period - beside
+    first = min(length, FIRST_TRIPS)
+    later = tiles[first] if persistent and first < inside else last_tile(run)
+    counts = [(items - 1) * (first if i == main else base[t.coord]) + base[t.coord] for i, t in enumerate(trips)]
+    done = [fsum(n * w[c] for n, w in zip(counts, waits, strict=True)) for c in range(len(CAUSES))]
     return _Point(
         overhead,
-        max(0.0, run.tile_ends_cycles[0][-1] - last_tile(run)),
+        max(0.0, run.tile_ends_cycles[0][-1] - later),
         tuple(periods),
         tuple(waits),
-        tuple(max(0.0, w / items - d) for w, d in zip(run.waits_cycles, done, strict=True)),
+        tuple(max(0.0, w - d) / items for w, d in zip(run.waits_cycles, done, strict=True)),
         tuple(short),
         length,
     )
@@ -315,17 +348,17 @@ def _time_nested(
     )
 
 
-def timing_of(
+def reading_of(
     kernel: Kernel,
     spec: SmSpec,
     latencies: Iterable[float],
     residents: int,
     persistent: bool | None = None,
     gap_cycles: float = 0.0,
-) -> SmTiming:
-    """:class:`SmTiming` of ``kernel`` on an SM described by ``spec``; ``persistent`` says that CTAs do several work
-    tiles in a row (default: what the kernel's schedule says), ``gap_cycles`` what passes from a CTA to the next."""
-    return time_cta(
+) -> SmReading:
+    """The reading of ``kernel`` on an SM described by ``spec``; ``persistent`` says that CTAs do several work tiles in
+    a row (default: what the kernel's schedule says), ``gap_cycles`` what passes from a CTA to the next."""
+    return _reading(
         compile_kernel(kernel, spec),
         kernel.semaphores,
         kernel.trips,
@@ -335,3 +368,10 @@ def timing_of(
         TripProfile.of(kernel.trips, kernel.coords),
         0.0 if kernel.trips else gap_cycles,
     )
+
+
+def timing_of(
+    kernel: Kernel, spec: SmSpec, latencies: Sequence[float], residents: int, persistent: bool | None = None
+) -> SmTiming:
+    """:class:`SmTiming` of ``kernel`` at all of ``latencies`` (see :func:`reading_of`)."""
+    return reading_of(kernel, spec, latencies, residents, persistent).timing(len(latencies))

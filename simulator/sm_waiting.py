@@ -36,7 +36,7 @@ class Counter:
         """An event to wait for, or ``None`` when ``target`` is reached already."""
         if self.value >= target:
             return None
-        event = self.env.event()
+        event: Event = self.env.signal()
         self.waiters.append((target, event))
         return event
 
@@ -55,7 +55,7 @@ class Semaphore:
         if self.units > 0:
             self.units -= 1
             return None
-        event = self.env.event()
+        event: Event = self.env.signal()
         self.waiters.append(event)
         return event
 
@@ -68,22 +68,26 @@ class Semaphore:
 
 
 class Pending:
-    """An operation under way on several pipes: over when its last part is, and some latency later usable."""
+    """An operation under way on several pipes: over when its last part is, and some latency later usable.
 
-    __slots__ = ("done_at", "env", "event", "is_load", "latency", "parts", "stream")
+    ``parts`` are those whose end is not known yet; of the others the last ends at tick ``known``.
+    """
 
-    def __init__(self, env: EventLoop, parts: int, latency: int, done_at: int | None = None) -> None:
-        self.env, self.parts, self.latency = env, parts, latency
+    __slots__ = ("cause", "done_at", "env", "event", "known", "latency", "parts", "stream")
+
+    def __init__(self, env: EventLoop, parts: int, latency: int, known: int, cause: str) -> None:
+        self.env, self.parts, self.latency, self.known = env, parts, latency, known
         self.event: Event | None = None
-        #: A tick, or ``None`` while parts are running.
-        self.done_at: Any = done_at
-        self.is_load = False
+        #: A tick, which may be yet to come, or ``None`` while parts are running.
+        self.done_at: Any = None if parts else known
+        #: What its waiter waits for.
+        self.cause = cause
         self.stream: Job | None = None
 
     def part_done(self) -> None:
         """One part less to come."""
         self.parts -= 1
         if self.parts == 0:
-            self.done_at = self.env.now
+            self.done_at = max(self.env.now, self.known)
             if self.event is not None:
                 self.event.succeed()

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from algorithms import build_program
-from simulator import AttentionProblem, load_profile, simulate
+from simulator import AttentionProblem, device, load_profile, simulate, sm_timing
 from simulator.device import run_kernel
 from simulator.launch import occupancy
+from simulator.overrides import apply_overrides
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET
 from simulator.program import Buffer, Compute, Kernel, Load, Loop, Program, Role, Tensor, Trip, tile, var
@@ -250,6 +251,28 @@ def test_a_log_changes_nothing():
     assert plain.cycles == logged.cycles
     assert np.array_equal(plain.traffic, logged.traffic)
     assert logged.cta_log[:, 2].max() <= logged.cycles * TICKS_PER_CYCLE
+
+
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_a_launch_does_not_depend_on_how_much_of_its_reading_was_there(monkeypatch, algorithm):
+    """Points of the latency grid are read when a launch reaches them: those beyond change no bit of what it says."""
+    problem = AttentionProblem(batch=1, heads=8, seqlen_q=1024, seqlen_k=1024, head_dim=128)
+    program = build_program(algorithm, problem, GPU)
+
+    def runs():
+        sm_timing._reading.cache_clear()
+        return [run(program.kernels[0], gpu, program=program) for gpu in (GPU, slow)]
+
+    slow = apply_overrides(GPU, {"hbm_bandwidth": "x0.05"})
+    as_needed = runs()
+    monkeypatch.setattr(device, "_points_to", lambda grid, latency: len(grid))
+    everything = runs()
+    points = [len(r.timings[0].latencies_cycles) for r in as_needed]
+    assert points[0] < points[1] <= len(device.LATENCY_GRID_CYCLES)
+    for few, full in zip(as_needed, everything, strict=True):
+        assert len(full.timings[0].latencies_cycles) == len(device.LATENCY_GRID_CYCLES)
+        assert (few.cycles, few.waits) == (full.cycles, full.waits)
+        assert np.array_equal(few.traffic, full.traffic)
 
 
 def test_waits_are_shares():

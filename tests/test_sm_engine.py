@@ -188,6 +188,21 @@ def test_busy_time_is_work_over_rate_and_waits_fill_the_time():
     assert sum(run.waits_cycles) == pytest.approx(run.end_cycles, rel=0.02)
 
 
+@pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
+def test_tensor_cores_that_are_fast_enough_wait_for_their_operands(algorithm):
+    """Asynchronous and synchronous products alike: with eight times the tensor rate SMEM is what they take."""
+    kernel = build_program(algorithm, AttentionProblem(heads=64, head_dim=128, seqlen_q=2048), GPU).kernels[0]
+    spec = SmSpec.of(GPU, Physics(), kernel.path, kernel.compute_dtype)
+    shares = []
+    for faster in (1, 8):
+        rates = replace(spec, tensor_flop=faster * spec.tensor_flop)
+        run = run_sm(ticked(kernel, rates), kernel.semaphores, {"n_masked": 1, "n_full": 7}, 500.0)
+        waits = dict(zip(CAUSES, run.waits_cycles, strict=True))
+        shares.append({cause: waits[cause] / run.end_cycles for cause in ("tensor", "smem")})
+    assert shares[0]["tensor"] > 0.2 > shares[0]["smem"]
+    assert shares[1]["smem"] > 0.1 > shares[1]["tensor"]
+
+
 # The shortcut ------------------------------------------------------------------------------------------------------
 def _cases():
     for algorithm in ("fa2", "fa3"):

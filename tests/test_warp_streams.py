@@ -20,7 +20,7 @@ def run(*submissions):
     ends, jobs = {}, []
     for i, (stream, demand, least, *first) in enumerate(submissions):
         end = lambda i=i: ends.setdefault(i, env.now)  # noqa: E731 - one for each submission
-        jobs.append(streams.submit(stream, demand, least, end, *first))
+        jobs.append(streams.submit(stream, streams.demand(demand, least), end, *first))
     env.run()
     return [(ends[i], {unit: round(t) for unit, t in job.lost.items()}) for i, job in enumerate(jobs)]
 

@@ -1,6 +1,7 @@
 """The case list of the H200 campaign: shape families, each varying one thing, and the shapes of real models.
 
-Families are the unit of the calibrate/judge split. ``python -m simulator.measure.case_list OUT.csv`` writes the list.
+Families are the unit of the calibrate/judge split. ``python -m simulator.measure.case_list OUT.csv`` writes the list;
+with ``--random N SEED`` so many random cases instead, with ``--check`` the small ones that compare numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from simulator.measure.case_families import case_name, launch_series, length_sweeps, long_rows, models, shape_sweeps
 from simulator.measure.case_families_more import backward, decode, first_flash, other_forward, unfused
+from simulator.measure.case_families_random import random_cases
 from simulator.measure.cases import Case, write_cases
 
 
@@ -89,5 +91,13 @@ def check_cases() -> list[Case]:
     return [replace(case, case_id=f"{case.implementation}-{case_name(case)}-{case.pass_}") for case in variants]
 
 
+def main(path: str, *options: str) -> None:
+    """Write the list that ``options`` ask for to ``path``."""
+    if options[:1] == ("--random",):
+        write_cases(path, random_cases(int(options[1]), int(options[2])))
+    else:
+        write_cases(path, check_cases() if "--check" in options else all_cases())
+
+
 if __name__ == "__main__":
-    write_cases(sys.argv[1], check_cases() if "--check" in sys.argv else all_cases())
+    main(*sys.argv[1:])
