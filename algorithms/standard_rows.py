@@ -223,7 +223,9 @@ def _elementwise_tile(heads: int, rows: int, cols: int, real_elements: int) -> t
         width, tall = ceil_div(cols, ceil_div(cols, elements)), 1
     else:
         width, tall = cols, min(rows, max(1, elements // cols))
-        tall = ceil_div(rows, ceil_div(rows, tall))
+        # a replay leaves most of such CTAs out where all are alike: where their rows divide the tensor's
+        whole = next((n for n in range(tall, tall // 2, -1) if rows % n == 0 and n * cols % real_elements == 0), 0)
+        tall = whole or ceil_div(rows, ceil_div(rows, tall))
     return tall, width, max(1, round(tall * width / real_elements))
 
 

@@ -19,7 +19,7 @@ from simulator.device import KernelRun, run_kernel
 from simulator.launch import empty_cache, launched_ctas, occupancy
 from simulator.memory import L2
 from simulator.physics import Physics
-from simulator.plan import iterations_of
+from simulator.plan import iterations_of, least_events
 from simulator.profile import Profile, tensor_dtype
 from simulator.program import Kernel
 from simulator.result import KernelResult
@@ -62,7 +62,8 @@ def run_at_its_clock(
 
     long = int(iterations_of(kernel).sum()) > budget
     if long:
-        tried, quick = _some_waves(kernel, slots), int(budget * GUESS_BUDGET_SHARE)
+        quick = int(budget * GUESS_BUDGET_SHARE)
+        tried = _some_waves(kernel, slots, quick)
         cache = empty_cache([tried], tensor_table([kernel]), profile, physics, quick)
         guess = run_kernel(tried, cache, profile, physics, clock_hz, budget=quick)
         clock_hz = settled(guess, tried, clock_hz)[1]
@@ -77,14 +78,16 @@ def run_at_its_clock(
     return own, own_hz
 
 
-def _some_waves(kernel: Kernel, slots: int) -> Kernel:
-    """``kernel`` with two or four waves of its CTAs only, spread over all of it."""
+def _some_waves(kernel: Kernel, slots: int, budget: int) -> Kernel:
+    """``kernel`` with one, two or four waves of its CTAs only, spread over all of it."""
     # a wave of long CTAs says as much as several of short ones
     waves = 2 if int(iterations_of(kernel).sum()) > LONG_CTA * kernel.ctas else 4
+    if least_events(kernel) * slots > budget * kernel.ctas:
+        waves = 1
     every = kernel.ctas // (waves * slots)
     if every < 2:
         return kernel
-    kept = np.arange(kernel.ctas) // slots % every == 0
+    kept = np.arange(kernel.ctas) // slots % every == every // 2
     coords = {name: values[kept] for name, values in kernel.coords.items()}
     repeated = None if kernel.repeated is None else kernel.repeated[kept]
     return replace(kernel, coords=coords, repeated=repeated)

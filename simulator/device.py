@@ -231,6 +231,7 @@ def run_kernel(
     gap_ticks = int(gap * TICKS_PER_CYCLE)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
     hbm = profile.hbm_sustained_read_bytes_per_s * physics.hbm_read_efficiency
+    hbm_write_ticks = ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty)
     before = l2.snapshot()
     if kernel.repeated is not None:
         prepared.ctas[:, engine.APART] = kernel.repeated
@@ -280,7 +281,7 @@ def run_kernel(
             not persistent and not kernel.trips,
             ticks_per_s / (profile.l2_bandwidth_bytes_per_s * physics.l2_bandwidth_fraction),
             ticks_per_s / hbm,
-            ticks_per_s / hbm * (1.0 + physics.hbm_write_penalty),
+            hbm_write_ticks,
             l2_latency,
             hbm_latency,
             TICKS_PER_CYCLE / profile.l2_to_sm_bandwidth_bytes_per_cycle_per_sm,
@@ -303,8 +304,13 @@ def run_kernel(
     # what the CTAs left out did: as many times again what the unit before them did, or those that stand for them
     repeats = plan.skip // plan.unit if plan.unit else kernel.times - 1
     again = unit_traffic.copy()
-    # what repeats cannot write back more than it writes; one unit also evicts what the ones before it left
+    # what repeats cannot write back more than it writes, nor less where it writes every byte once; one unit also evicts
+    # what the ones before it left, or leaves some to the next one
     again[HBM_WRITE] = np.minimum(again[HBM_WRITE], again[SM_WRITE])
+    if plan.unit:
+        once = again[SM_WRITE] * kernel.ctas <= l2.shape[:, [0, 1, 2, 8]].prod(axis=1) * plan.unit
+        again[HBM_WRITE] = np.where(once, again[SM_WRITE], again[HBM_WRITE])
+        busy[1, 1] += hbm_write_ticks * (again[HBM_WRITE] - unit_traffic[HBM_WRITE]).sum()
     l2.counters += unit_traffic + repeats * again
     l2_busy, hbm_busy, slot_busy = (busy[0] + (1 + repeats) * busy[1]).tolist()
     unit_ticks = np.array([(busy[1, 2] + plan.unit * gap_ticks) / slots, busy[1, 0], busy[1, 1]])

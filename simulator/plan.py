@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator.accesses import Access, access_bytes, index_values, kernel_accesses, tensor_table
 from simulator.memory import WIDE_BLOCK_ROWS, WIDE_COLS
+from simulator.problem import DTYPE_BYTES
 from simulator.program import Index, Kernel, once_a_kernel
 
 #: Events above which a replay is coarsened (several iterations an event) or extrapolated (repeating waves).
@@ -23,6 +24,11 @@ CROWDED_BUDGET_FACTOR = 4
 #: How much of it is enough elsewhere, where misses hardly depend on the iterations an event stands for as long as
 #: those are few: up to so many.
 UNCROWDED_BUDGET_SHARE, UNCROWDED_CHUNK = 0.2, 2
+#: Share of the L2's capacity that an event may read there: far larger blocks leave the L2 before they are read again,
+#: though their tiles would not (1M tokens: 70 times the HBM bytes).
+CHUNK_SHARE = 0.125
+#: Iterations an event from which on more of them lose hardly more misses of long streams.
+COARSE_CHUNK = 24
 #: Share of the budget above which repeating parts of a launch are left out.
 JUMP_SHARE = 0.1
 #: Capacities of the L2 that a launch touches before parts of it are left out.
@@ -34,12 +40,20 @@ UNIT_ITERATIONS = 2000
 #: The same for launches of which every CTA has its own bytes: of CTAs without loops, and of those whose passes over
 #: their own bytes find them in L2 or not, as the phases have it that they drift to.
 OWN_UNIT_WAVES, DRIFTING_UNIT_WAVES = 4, 64
+#: Share of a unit that is too short a start to be told from the rest: it is part of the unit.
+SHORT_START = 0.1
+#: Waves at a launch's end that are not like the others.
+END_WAVES = 2
+#: Share of a launch that is worth leaving out, and where units are waves, which err less.
+LEAST_SKIP, LEAST_SKIP_OF_WAVES = 0.5, 0.25
 #: Share of a launch's waves by which what is left out may differ from a whole number of them.
 PART_OF_WAVE = 0.003
 #: Iterations of loops that keep one event each.
 SHORT_LOOP = 16
 #: Capacities of the L2 beyond which nothing is left of a stream.
 FAR_BEYOND = 4
+#: Share of the L2's capacity up to which a tensor that all CTAs read stays there.
+STAYS = 0.1
 #: A tensor is shared by the CTAs in flight when they read it more often than this.
 ONCE = 1.1
 
@@ -132,38 +146,50 @@ def repeating(kernel: Kernel, slots: int, heads_share: bool) -> int:
 
 
 @once_a_kernel
-def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> int:
-    """CTAs (whole waves) that stand for as many others where all do the same to bytes of their own; 0 where they don't.
+def own_unit(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, int]:
+    """CTAs (whole waves) that stand for as many others where all do the same to bytes of their own, and after how many
+    the L2 is full; (0, 0) where they don't.
 
-    Bytes are a CTA's own if no other touches them before several capacities of the L2 have gone by.
+    Bytes are a CTA's own if no other touches them before several capacities of the L2 have gone by, or if each reads so
+    many itself; a small tensor that all read does not matter.
     """
     n = kernel.ctas
-    if n < 6 * slots or kernel.times > 1 or kernel.schedule == "static":
-        return 0
-    if not _all_equal(kernel):
-        return 0
+    if n < 6 * slots or kernel.times > 1 or not _all_equal(kernel):
+        return 0, 0
     ranges = {name: (int(values.min()), int(values.max())) for name, values in kernel.coords.items()}
-    if not all(_whole_tiles(access, ranges) for access in kernel_accesses(kernel)):
-        return 0
+    if not all(_alike(access, ranges) for access in kernel_accesses(kernel)):
+        return 0, 0
     seen = min(n, slots)
     middle = _part(kernel, (n - seen) // 2, (n + seen) // 2)
-    each = sum(int(access_bytes(access, middle).sum()) for access in kernel_accesses(middle)) / seen
-    window = ceil(FAR_BEYOND * capacity_bytes / max(each, 1.0))
-    drifting = kernel.trips and slots * each > capacity_bytes // 2
-    waves = DRIFTING_UNIT_WAVES if drifting else OWN_UNIT_WAVES
-    unit = slots * max(waves, ceil(FILL * capacity_bytes / max(each, 1.0) / slots))
-    if 4 * unit > n or window > n:
-        return 0
+    each = max(1.0, sum(int(access_bytes(access, middle).sum()) for access in kernel_accesses(middle)) / seen)
+    if each > FAR_BEYOND * capacity_bytes:
+        # nothing that others left outlives a CTA
+        iterations = int(iterations_of(kernel).sum())
+        waves = ceil(UNIT_ITERATIONS * n / iterations) if iterations else 0
+        return slots * max(OWN_UNIT_WAVES, waves), ceil(FILL * capacity_bytes / each)
+    window = ceil(FAR_BEYOND * capacity_bytes / each)
+    if kernel.schedule == "static" or window > n:
+        return 0, 0
     part = _part(kernel, (n - window) // 2, (n - window) // 2 + window)
     env = dict(part.coords)
     for access in kernel_accesses(part):
+        if not (kernel.trips or access.is_write) and access.tile.tensor.bytes <= STAYS * capacity_bytes:
+            continue
         place, zero = access.tile, dict.fromkeys((loop.var for loop in access.loops), 0)
         head, row, col = (index_values(index, env | zero) for index in (place.head, place.row, place.col))
         starts = np.broadcast_to((head * place.tensor.rows + row) * place.tensor.cols + col, window)
         steps = np.diff(starts)
         if not ((steps > 0).all() or np.unique(starts).size == window):
-            return 0
-    return unit
+            return 0, 0
+    drifting = kernel.trips and slots * each > capacity_bytes // 2
+    fill = _filling(kernel, capacity_bytes)
+    return slots * max(DRIFTING_UNIT_WAVES if drifting else OWN_UNIT_WAVES, -(-fill // slots)), fill
+
+
+def _filling(kernel: Kernel, capacity_bytes: int) -> int:
+    """CTAs after which the L2 is full, each as good as another."""
+    touched = sum(tensor.bytes for tensor in tensor_table([kernel]).values())
+    return ceil(FILL * capacity_bytes * kernel.ctas / max(1, touched))
 
 
 def _all_equal(kernel: Kernel) -> bool:
@@ -171,14 +197,25 @@ def _all_equal(kernel: Kernel) -> bool:
     return all((kernel.coords[trip.coord] == kernel.coords[trip.coord][0]).all() for trip in kernel.trips)
 
 
-def _whole_tiles(access: Access, ranges: dict[str, tuple[int, int]]) -> bool:
-    """Whether no tile of ``access`` is cut by its tensor's end, with the CTAs' coordinates in ``ranges``."""
+def _alike(access: Access, ranges: dict[str, tuple[int, int]]) -> bool:
+    """Whether a tensor's end cuts the tiles of ``access`` of no CTA or of all alike, with the CTAs' coordinates in
+    ``ranges``."""
     place, env = access.tile, dict(ranges)
     for loop in access.loops:
         env[loop.var] = (0, max(0, _range(loop.count, env)[1] - 1))
     tensor = place.tensor
-    axes = (place.head, 1, tensor.heads), (place.row, place.rows, tensor.rows), (place.col, place.cols, tensor.cols)
-    return all(low >= 0 and high + size <= limit for index, size, limit in axes for low, high in [_range(index, env)])
+    # a cluster's CTAs are parts of one
+    whole = {name for name, (least, most) in ranges.items() if least == most or name == "cluster_rank"}
+    for index, size, limit in (
+        (place.head, 1, tensor.heads),
+        (place.row, place.rows, tensor.rows),
+        (place.col, place.cols, tensor.cols),
+    ):
+        low, high = _range(index, env)
+        varies = any(name in ranges and name not in whole for name, _ in index.terms)
+        if varies and (low < 0 or high + size > limit):
+            return False
+    return True
 
 
 def _range(index: Index, ranges: dict[str, tuple[int, int]]) -> tuple[int, int]:
@@ -200,6 +237,19 @@ def blocks_an_iteration(kernel: Kernel) -> float:
     """Blocks of the L2 that an iteration touches, in those of an iteration that loads one tile of K and V each."""
     reads = [a.tile for a in kernel_accesses(kernel) if a.loops and not a.is_write and a.tile.tensor.cols > WIDE_COLS]
     return float(max(1.0, *(place.rows / (2 * WIDE_BLOCK_ROWS) for place in reads), 1.0))
+
+
+def _bytes_an_iteration(kernel: Kernel) -> int:
+    """Bytes that an iteration reads, of tensors whose blocks in the L2 grow with what an event stands for."""
+    most: dict[str, int] = {}
+    for access in kernel_accesses(kernel):
+        place = access.tile
+        if access.loops and not access.is_write and place.tensor.cols <= WIDE_COLS:
+            # a cluster's CTAs read a part of the tile each
+            rows = max(place.rows, *(abs(step) for name, step in place.row.terms if name == access.loops[-1].var), 0)
+            size = rows * place.cols * DTYPE_BYTES[place.tensor.dtype]
+            most[place.tensor.name] = max(most.get(place.tensor.name, 1), size)
+    return sum(most.values()) or 1
 
 
 @once_a_kernel
@@ -234,17 +284,25 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     jump_at = unit = skip = 0
     # where phases matter they need time to drift apart: nothing is left out that can be afforded
     if events > (fine if crowded else budget * JUMP_SHARE):
-        unit = own_unit(kernel, slots, capacity_bytes)
-        if not unit:
+        unit, fill = own_unit(kernel, slots, capacity_bytes)
+        if unit:
+            # waves are one like the other once they have drifted: any of them may be the first that counts
+            before, after, least = 2 * unit, max(slots * END_WAVES, fill), LEAST_SKIP_OF_WAVES
+        else:
             unit = repeating(kernel, slots, per_head <= capacity_bytes)
             waves = min(UNIT_WAVES * slots, ceil(UNIT_ITERATIONS * slots * n / max(1, iterations)))
             unit *= -(-waves // unit)
-        jump_at, skip = _jump(kernel, slots, capacity_bytes, unit)
-        if skip:
+            fill = _filling(kernel, capacity_bytes)
+            start = (
+                0 if fill < SHORT_START * unit and per_head > FAR_BEYOND * capacity_bytes else max(1, -(-fill // unit))
+            )
+            before, after, least = unit * max(1 + start, -(-3 * slots // unit)), unit, LEAST_SKIP
+        jump_at, skip = before, _left_out(n, slots, unit, n - before - after)
+        if skip >= least * n:
             iterations = iterations * (n - skip) // n
             n -= skip
         else:
-            jump_at = unit = 0
+            jump_at = unit = skip = 0
     # iterations that touch many blocks take as long as several others
     cost = iterations * blocks_an_iteration(kernel)
     # two iterations an event lose misses where phases matter, and take almost as long as one
@@ -253,6 +311,11 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     if affordable or _short_loops(kernel):
         return Plan(1, jump_at, unit, skip)
     chunk = _chunk(int(cost), n, fine)
+    if crowded:
+        most = max(1, int(CHUNK_SHARE * capacity_bytes / _bytes_an_iteration(kernel)))
+        # a stream of several capacities leaves the L2 whole: what is found there says which CTAs are in step, not tiles
+        coarse = per_head > FAR_BEYOND * capacity_bytes and (chunk >= COARSE_CHUNK or _all_equal(kernel))
+        chunk = most if coarse else min(chunk, most)
     # who takes the last wave's CTAs depends on when others end, where those do not all do the same
     if not crowded and _all_equal(kernel):
         chunk = max(_chunk(int(cost), n, budget), min(chunk, UNCROWDED_CHUNK))
@@ -264,21 +327,13 @@ def _chunk(iterations: int, ctas: int, budget: int) -> int:
     return max(1, -(-iterations // max(budget // 2, budget - 2 * ctas)))
 
 
-def _jump(kernel: Kernel, slots: int, capacity_bytes: int, unit: int) -> tuple[int, int]:
-    """Where to leave CTAs out of a launch that repeats itself every ``unit`` CTAs, and how many; (0, 0): nowhere.
+def _left_out(n: int, slots: int, unit: int, most: int) -> int:
+    """How many of ``n`` CTAs, in units and at most ``most``, to leave out; 0: none.
 
-    Before the jump the L2 must have filled, and one more unit is what the ones left out are taken from; after it
-    comes at least one unit, so that the launch ends, and leaves the L2, as it would.
+    The last wave is as full as it would be if what is left out is a number of whole waves.
     """
-    n = kernel.ctas
-    if unit >= n:
-        return 0, 0
-    tensors = tensor_table([kernel]).values()
-    by_unit = max(1, sum(t.bytes for t in tensors) * unit // n)
-    lead = max(2, -(-3 * slots // unit), 1 + ceil(FILL * capacity_bytes / by_unit))
-    # the last wave is as full as it would be if what is left out is a number of whole waves
-    for units in range(n // unit - lead - 1, 0, -1):
-        waves = units * unit / slots
+    for left_out in range(most // unit * unit, 0, -unit):
+        waves = left_out / slots
         if abs(waves - round(waves)) <= PART_OF_WAVE * n / slots:
-            return (lead * unit, units * unit) if 2 * units * unit >= n else (0, 0)
-    return 0, 0
+            return left_out
+    return 0

@@ -44,6 +44,10 @@ CASES = {
     "fa1-paper": ("fa1:flash_attn_1_paper", P(heads=32, seqlen_q=4096, head_dim=128), {}),
     # K and V of all sequences between two heads of a group come near the L2's capacity
     "fa2-group": ("fa2", P(batch=8, heads=8, kv_heads=2, seqlen_q=9977, head_dim=128, causal=True), {}),
+    # streams of many capacities of the L2: of CTAs that are all alike and keep in step, and under a mask
+    "fa2-1m": ("fa2", P(heads=2, seqlen_q=135_168, seqlen_k=1_048_576, head_dim=128), {}),
+    "fa3-1m": ("fa3", P(heads=2, seqlen_q=135_168, seqlen_k=1_048_576, head_dim=128), {}),
+    "fa3-512k": ("fa3", P(heads=2, seqlen_q=135_168, seqlen_k=524_288, head_dim=128, causal=True), {}),
     # repeating: many equal heads
     "fa3-many-heads": ("fa3", P(batch=16, heads=16, seqlen_q=4096, head_dim=128), {"budget": 50_000}),
     "fa2-many-heads": ("fa2", P(batch=64, heads=32, seqlen_q=2048, head_dim=128, causal=True), {}),
@@ -52,6 +56,7 @@ CASES = {
     # a tenth of the usual events
     "fa2-coarse": ("fa2", P(batch=4, heads=16, seqlen_q=4096, head_dim=128), {"budget": 25_000}),
     "fa3-coarse": ("fa3", P(batch=8, heads=16, seqlen_q=4096, head_dim=128, causal=True), {"budget": 50_000}),
+    "standard-mask": ("standard", P(batch=16, heads=16, seqlen_q=1024, head_dim=128, causal=True), {"budget": 50_000}),
     # backward passes and decoding
     "fa1-backward": ("fa1", P(batch=8, heads=8, seqlen_q=8192, head_dim=64, causal=True, pass_="bwd"), {}),
     "fa1-paper-backward": ("fa1:flash_attn_1_paper", P(heads=132, seqlen_q=4096, head_dim=64, pass_="bwd"), {}),
@@ -117,6 +122,25 @@ def test_shortcuts_of_any_launch(algorithm, batch, kv_heads, group, seqlen, head
     assert_same(long[0], program, times=RANDOM)
 
 
+@pytest.mark.slow
+def test_long_streams_out_of_step_lose_some_reads():
+    """FA2 under a mask: CTAs begin at different keys, and those that an event of many keys brings together stay so."""
+    program = build_program("fa2", P(heads=2, seqlen_q=135_168, seqlen_k=524_288, head_dim=128, causal=True), GPU)
+    kernel = program.kernels[0]
+    full, short = run(kernel, program=program, budget=EVERY_EVENT), run(kernel, program=program)
+    assert short.cycles == pytest.approx(full.cycles, rel=TIME)
+    assert 0.9 < short.traffic[2].sum() / full.traffic[2].sum() <= 1.0 + HBM_BYTES
+
+
+def test_an_event_reads_a_small_part_of_the_l2():
+    """A larger one would find nothing of what it read before, though its tiles would still be there."""
+    capacity = new_cache(build_program("fa2", P(seqlen_q=1024), GPU), GPU, Physics(), "cold").capacity
+    for algorithm, keys in (("fa2", 64), ("fa3", 176)):
+        kernel = build_program(algorithm, P(heads=16, seqlen_q=1_048_576, head_dim=128), GPU).kernels[-1]
+        plan = plan_replay(kernel, GPU.num_sms * occupancy(kernel, GPU), capacity, EVENT_BUDGET)
+        assert 0.05 * capacity < plan.chunk * 2 * keys * 128 * 2 <= 0.13 * capacity
+
+
 def test_what_is_left_out_is_neither_the_start_nor_the_end():
     problem = P(batch=20, heads=32, seqlen_q=1024, head_dim=128)
     program = build_program("standard", problem, GPU)
@@ -176,7 +200,9 @@ def test_launches_whose_ctas_have_bytes_of_their_own():
 def test_rows_that_a_tensor_ends_in_are_not_left_out():
     """CTAs of cut tiles do less than the others: such launches repeat head by head or not at all."""
     program = build_program("standard", P(heads=60, seqlen_q=1605, head_dim=64), GPU)
-    assert all(own_unit(k, GPU.num_sms * occupancy(k, GPU), 2**20) == 0 for k in program.kernels if not k.ctas_each > 1)
+    assert all(
+        own_unit(k, GPU.num_sms * occupancy(k, GPU), 2**20) == (0, 0) for k in program.kernels if not k.ctas_each > 1
+    )
 
 
 @pytest.mark.parametrize("implementation", ["flash_attn_1", "flash_attn_1_paper"])
