@@ -12,25 +12,30 @@ import numpy as np
 
 from simulator.compiled import compiled, inlined
 
-#: Blocks, scalar state, order of use.
-Cache = tuple[np.ndarray, np.ndarray, np.ndarray]
+#: Blocks, scalar state, order of use by partition, tensor of each block.
+Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: mask of parts present, bytes held, bytes modified, tensor, place in the order of use
-PRESENT, HELD, DIRTY, OWNER, STAMP = 0, 1, 2, 3, 4
-#: A row is a cache line of the machine that simulates.
-BLOCK_COLUMNS = 8
+# columns of the cache's blocks: mask of parts present, bytes held; then for every partition its place in the order of
+# use (-1: none), the bytes it takes there, those of them that are modified, and, where what it copied from the other
+# partitions was used less lately than what it is the home of, place and bytes of these copies
+PRESENT, HELD = 0, 1
+STAMP, SPACE, DIRTY, COPY_STAMP, COPY_SPACE = 2, 3, 4, 5, 6
+#: Columns of a partition.
+SIDE_COLUMNS = 5
 # The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
 # closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end.
-# indices into the scalar state of the cache: entries in the list, of its oldest used, bytes written back, bytes asked
-# of blocks of which something missed, then by band the bytes in it, its first entry, where it ends (bytes of reuse
-# distance) and its hits in a million; last, by how much the bands have grown since they ended where they should, and
-# how much they may
-_NOW, WRITTEN_BACK, LATE = 0, 1, 2
+# indices into the scalar state of the cache: bytes written back, bytes asked of blocks of which something missed, the
+# partitions, by how much bands may grow before their ends move; then by band where it ends (bytes of reuse distance)
+# and its hits in a million
+WRITTEN_BACK, LATE, PARTITIONS, QUANTUM = 0, 1, 2, 3
 BANDS = 13
-_BYTES, FIRST, LIMITS, HITS = 3, 3 + BANDS, 3 + 2 * BANDS, 3 + 3 * BANDS
-GROWN, QUANTUM = 3 + 4 * BANDS, 4 + 4 * BANDS
-STATE_SIZE = 5 + 4 * BANDS
+LIMITS, HITS = 4, 4 + BANDS
+# for every partition: entries in its list, by how much its bands have grown since they ended where they should; then by
+# band, of its oldest used, the bytes in it and its first entry
+SIDES = 4 + 2 * BANDS
+_NOW, _GROWN, _BYTES, FIRST = SIDES, SIDES + 1, SIDES + 2, SIDES + 2 + BANDS
+SIDE_SIZE = 2 + 2 * BANDS
 #: The band that ends at the cache's capacity; band 0 ends at 0.4 of it, each further one 0.1 later.
 LAST_INSIDE = 6
 # rows of the byte counters
@@ -52,56 +57,124 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 @inlined
-def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray) -> None:
-    """Drop the empty entries of the list."""
+def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, side: int) -> None:
+    """Drop the empty entries of a partition's list."""
     end = 0
+    at_side, column = side * SIDE_SIZE, STAMP + side * SIDE_COLUMNS
     for k in range(BANDS):
         band = BANDS - 1 - k
-        newer = scal[_NOW] if band == 0 else scal[FIRST + band - 1]
-        first = scal[FIRST + band]
-        scal[FIRST + band] = end
+        newer = scal[at_side + _NOW] if band == 0 else scal[at_side + FIRST + band - 1]
+        first = scal[at_side + FIRST + band]
+        scal[at_side + FIRST + band] = end
         for at in range(first, newer):
-            block = order[at]
+            block = order[side, at]
             if block >= 0:
-                order[end] = block
-                blocks[block, STAMP] = end
+                order[side, end] = block
+                blocks[block >> 1, column + (block & 1) * (COPY_STAMP - STAMP)] = end
                 end += 1
-    scal[_NOW] = end
+    scal[at_side + _NOW] = end
 
 
 @inlined
-def _age(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, counters: np.ndarray) -> None:
-    """Move the bands' ends until every band ends where it should; the last one's overflow is forgotten.
+def _age(
+    blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, owners: np.ndarray, side: int, counters: np.ndarray
+) -> None:
+    """Move the ends of a partition's bands until every band ends where it should; the last one's overflow is forgotten.
 
     Modified bytes go to HBM when their block leaves the capacity.
     """
-    reach, newer = 0, scal[_NOW]
+    at_side, columns = side * SIDE_SIZE, side * SIDE_COLUMNS
+    reach, newer = 0, scal[at_side + _NOW]
     for band in range(BANDS):
-        reach += scal[_BYTES + band]
-        limit, at = scal[LIMITS + band], scal[FIRST + band]
+        reach += scal[at_side + _BYTES + band]
+        limit, at = scal[LIMITS + band], scal[at_side + FIRST + band]
         moved = 0
         while reach > limit and at < newer:
-            victim = order[at]
+            victim = order[side, at]
             at += 1
             if victim < 0:
                 continue
-            held = blocks[victim, HELD]
-            reach -= held
-            moved += held
-            if band == LAST_INSIDE:
-                counters[HBM_WRITE, blocks[victim, OWNER]] += blocks[victim, DIRTY]
-                scal[WRITTEN_BACK] += blocks[victim, DIRTY]
-                blocks[victim, DIRTY] = 0
+            copy = victim & 1
+            victim >>= 1
+            space = blocks[victim, columns + SPACE + copy * (COPY_SPACE - SPACE)]
+            reach -= space
+            moved += space
+            if copy:
+                if band == BANDS - 1:
+                    order[side, at - 1] = -1
+                    blocks[victim, columns + COPY_STAMP] = -1
+                    blocks[victim, columns + COPY_SPACE] = 0
+            elif band == LAST_INSIDE:
+                counters[HBM_WRITE, owners[victim]] += blocks[victim, columns + DIRTY]
+                scal[WRITTEN_BACK] += blocks[victim, columns + DIRTY]
+                blocks[victim, columns + DIRTY] = 0
             elif band == BANDS - 1:
-                order[at - 1] = -1
-                blocks[victim, HELD] = 0
-                blocks[victim, PRESENT] = 0
+                order[side, at - 1] = -1
+                blocks[victim, columns + STAMP] = -1
+                blocks[victim, columns + SPACE] = 0
+                anywhere = False
+                for other in range(scal[PARTITIONS]):
+                    anywhere |= blocks[victim, other * SIDE_COLUMNS + STAMP] >= 0
+                if not anywhere:
+                    blocks[victim, HELD] = 0
+                    blocks[victim, PRESENT] = 0
         if moved > 0:
-            scal[FIRST + band] = at
-            scal[_BYTES + band] -= moved
+            scal[at_side + FIRST + band] = at
+            scal[at_side + _BYTES + band] -= moved
             if band < BANDS - 1:
-                scal[_BYTES + band + 1] += moved
+                scal[at_side + _BYTES + band + 1] += moved
         newer = at
+
+
+@inlined
+def _band(stamp: int, scal: np.ndarray, side: int) -> int:
+    """Band of reuse distance of a block that has ``stamp`` in a partition's list."""
+    band = 0
+    while stamp < scal[side * SIDE_SIZE + FIRST + band]:
+        band += 1
+    return band
+
+
+@inlined
+def _share(amount: int, side: int, partitions: int) -> Any:
+    """What a partition has of ``amount``: shares differ by one at most and add up."""
+    if partitions == 1:
+        return amount
+    return _quotient(amount * (side + 1), partitions) - _quotient(amount * side, partitions)
+
+
+@inlined
+def _to_front(
+    block: int, space: int, intact: int, side: int, cache: Cache, counters: np.ndarray
+) -> None:
+    """Make ``block`` the last used of a partition, where it takes ``space`` bytes from now on."""
+    blocks, scal, order, owners = cache
+    at_side, columns = side * SIDE_SIZE, side * SIDE_COLUMNS
+    stamp, before = blocks[block, columns + STAMP], blocks[block, columns + SPACE]
+    band = 0
+    if stamp >= 0:
+        band = _band(stamp, scal, side)
+    # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
+    # capacity again, so that what was modified is written back
+    if stamp >= 0 and stamp == scal[at_side + _NOW] - 1 and band <= LAST_INSIDE and intact:
+        scal[at_side + _BYTES + band] += space - before
+    else:
+        if stamp >= 0:
+            order[side, stamp] = -1
+            scal[at_side + _BYTES + band] -= before
+        if scal[at_side + _NOW] == order.shape[1]:
+            _close_up(blocks, scal, order, side)
+        order[side, scal[at_side + _NOW]] = 2 * block
+        blocks[block, columns + STAMP] = scal[at_side + _NOW]
+        scal[at_side + _NOW] += 1
+        scal[at_side + _BYTES] += space
+    blocks[block, columns + SPACE] = space
+    grown = space if band > 0 else space - before
+    if grown > 0:
+        scal[at_side + _GROWN] += grown
+    if scal[at_side + _GROWN] > scal[QUANTUM]:
+        scal[at_side + _GROWN] = 0
+        _age(blocks, scal, order, owners, side, counters)
 
 
 @inlined
@@ -118,24 +191,54 @@ def _spread(millionths: int) -> Any:
 
 
 @inlined
+def _drop_copies(block: int, side: int, cache: Cache) -> None:
+    """Forget the copies of ``block`` that a partition holds apart from what it is the home of."""
+    blocks, scal, order, _ = cache
+    columns = side * SIDE_COLUMNS
+    stamp = blocks[block, columns + COPY_STAMP]
+    if stamp >= 0:
+        order[side, stamp] = -1
+        scal[side * SIDE_SIZE + _BYTES + _band(stamp, scal, side)] -= blocks[block, columns + COPY_SPACE]
+        blocks[block, columns + COPY_STAMP] = -1
+        blocks[block, columns + COPY_SPACE] = 0
+
+
+@inlined
+def _leave_copies(block: int, share: int, side: int, cache: Cache) -> None:
+    """Take the ``share`` that a partition is the home of from ``block``, whose copies stay where they are in its list."""
+    blocks, scal, order, _ = cache
+    columns = side * SIDE_COLUMNS
+    stamp, space = blocks[block, columns + STAMP], blocks[block, columns + SPACE]
+    order[side, stamp] = 2 * block + 1
+    scal[side * SIDE_SIZE + _BYTES + _band(stamp, scal, side)] -= share
+    blocks[block, columns + COPY_STAMP] = stamp
+    blocks[block, columns + COPY_SPACE] = space - share
+    blocks[block, columns + STAMP] = -1
+    blocks[block, columns + SPACE] = 0
+
+
+@inlined
 def touch(
     block: int,
     mask: int,
     size: int,
     is_write: int,
+    reader: int,
     limit: int,
     owner: int,
     cache: Cache,
     counters: np.ndarray,
 ) -> int:
-    """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
+    """Access ``size`` bytes (the 64-part ``mask``) of ``block`` from the partition ``reader``; returns the bytes that
+    miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
     A block that holds bytes is in the list of blocks by use, which reaches beyond the capacity: how far back a block
     was used decides what share of it is still there, of what is asked for now and of the rest (which would otherwise
     come back to the front unfetched).
     """
-    blocks, scal, order = cache
+    blocks, scal, order, owners = cache
+    partitions = scal[PARTITIONS]
     none = np.uint64(0)
     have = np.uint64(blocks[block, PRESENT])
     new_bytes = size
@@ -149,16 +252,27 @@ def touch(
             new_bytes = 0
         elif overlap != none:
             new_bytes = size - _quotient(size * _popcount(overlap), _popcount(mask))
-    band = 0
     lost = 0
     gone = 0
-    stamp = -1
+    fetched = new_bytes > 0
+    copied = False
     if held > 0:
-        stamp = blocks[block, STAMP]
-        while stamp < scal[FIRST + band]:
-            band += 1
-        hits = scal[HITS + band]
-        if hits < 1_000_000:
+        total = 0
+        for side in range(partitions):
+            stamp = blocks[block, side * SIDE_COLUMNS + STAMP]
+            there = 0
+            if stamp >= 0:
+                there = scal[HITS + _band(stamp, scal, side)]
+            total += there
+            if side == reader:
+                apart = blocks[block, side * SIDE_COLUMNS + COPY_STAMP]
+                if apart >= 0:
+                    copied = 2 * scal[HITS + _band(apart, scal, side)] >= 1_000_000
+                else:
+                    copied = 2 * there >= 1_000_000 and blocks[block, side * SIDE_COLUMNS + SPACE] >= held
+        if total < 1_000_000 * partitions:
+            hits = _quotient(total, partitions)
+            fetched = True
             again = size - new_bytes
             lost = again - _quotient(again * hits, 1_000_000)
             if held > again:
@@ -171,39 +285,34 @@ def touch(
                     gone = held - again
                 have = kept | (have & mask)
     new_bytes = min(new_bytes, limit - held + gone)
-    # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
-    # capacity again, so that what was modified is written back
-    if held > 0 and stamp == scal[_NOW] - 1 and band <= LAST_INSIDE and gone == 0:
-        scal[_BYTES + band] += new_bytes
-    else:
-        if held > 0:
-            order[stamp] = -1
-            scal[_BYTES + band] -= held
-        else:
-            blocks[block, OWNER] = owner
-        if gone > 0:
-            held -= gone
-            written = max(0, blocks[block, DIRTY] - held)
-            blocks[block, DIRTY] -= written
+    held += new_bytes - gone
+    if gone > 0:
+        for side in range(partitions):
+            column = side * SIDE_COLUMNS + DIRTY
+            written = max(0, blocks[block, column] - _share(held - new_bytes, side, partitions))
+            blocks[block, column] -= written
             counters[HBM_WRITE, owner] += written
             scal[WRITTEN_BACK] += written
-        if scal[_NOW] == order.shape[0]:
-            _close_up(blocks, scal, order)
-        order[scal[_NOW]] = block
-        blocks[block, STAMP] = scal[_NOW]
-        scal[_NOW] += 1
-        scal[_BYTES] += held + new_bytes
-    blocks[block, HELD] = held + new_bytes
+    blocks[block, HELD] = held
     blocks[block, PRESENT] = np.int64(have | mask)
     if is_write:
-        blocks[block, DIRTY] = min(blocks[block, DIRTY] + size, held + new_bytes)
-    if new_bytes > 0:
-        scal[GROWN] += new_bytes
-    if band > 0:
-        scal[GROWN] += held
-    if scal[GROWN] > scal[QUANTUM]:
-        scal[GROWN] = 0
-        _age(blocks, scal, order, counters)
+        dirty = size
+        for side in range(partitions):
+            dirty += blocks[block, side * SIDE_COLUMNS + DIRTY]
+        dirty = min(dirty, held)
+        for side in range(partitions):
+            blocks[block, side * SIDE_COLUMNS + DIRTY] = _share(dirty, side, partitions)
+    for side in range(partitions):
+        if side == reader and not is_write:
+            _drop_copies(block, side, cache)
+            _to_front(block, held, gone == 0, side, cache, counters)
+        elif is_write or fetched or not copied:
+            space = _share(held, side, partitions)
+            if is_write:
+                _drop_copies(block, side, cache)
+            elif blocks[block, side * SIDE_COLUMNS + SPACE] > space:
+                _leave_copies(block, space, side, cache)
+            _to_front(block, space, gone == 0, side, cache, counters)
     missing: int = new_bytes + lost
     return missing
 
@@ -230,6 +339,7 @@ def visit_tile(
     col: int,
     cols: int,
     kind: int,
+    reader: int,
     shape: np.ndarray,
     cache: Cache,
     counters: np.ndarray,
@@ -263,7 +373,7 @@ def visit_tile(
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
             limit = block_rows * block_cols * esize
-            miss = touch(block, mask, size, kind != READ, limit, tensor, cache, counters)
+            miss = touch(block, mask, size, kind != READ, reader, limit, tensor, cache, counters)
             total += size
             if kind != WRITE and miss > 0:
                 missed += miss
@@ -282,10 +392,11 @@ def access_tile(
     col: int,
     cols: int,
     kind: int,
+    reader: int,
     shape: np.ndarray,
     cache: Cache,
     counters: np.ndarray,
 ) -> tuple[int, int]:
     """:func:`visit_tile` for callers in Python."""
-    found: tuple[int, int] = visit_tile(tensor, head, row, rows, col, cols, kind, shape, cache, counters)
+    found: tuple[int, int] = visit_tile(tensor, head, row, rows, col, cols, kind, reader, shape, cache, counters)
     return found

@@ -18,16 +18,19 @@ import numpy as np
 
 from simulator.l2_blocks import (
     BANDS,
-    BLOCK_COLUMNS,
+    COPY_STAMP,
     DIRTY,
     FIRST,
     HITS,
     LAST_INSIDE,
     LIMITS,
+    PARTITIONS,
     QUANTUM,
     READ,
+    SIDE_COLUMNS,
+    SIDE_SIZE,
+    SIDES,
     STAMP,
-    STATE_SIZE,
     access_tile,
 )
 from simulator.problem import DTYPE_BYTES
@@ -66,7 +69,7 @@ class L2:
 
     names: list[str]
     shape: np.ndarray
-    cache: tuple[np.ndarray, np.ndarray, np.ndarray]
+    cache: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     counters: np.ndarray
     capacity: int
 
@@ -78,6 +81,7 @@ class L2:
         coarsen: dict[str, int] | None = None,
         wide_rows: int = 16,
         ways: int | None = None,
+        partitions: int = 1,
     ) -> L2:
         """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's blocks, by name;
         ``wide_rows`` are the rows of a wide tensor's block; ``ways`` ``None`` makes it fully associative."""
@@ -93,16 +97,22 @@ class L2:
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
             base += tensor.heads * per_col * per_row
         n = base + 1
-        blocks = np.zeros((n, BLOCK_COLUMNS), np.int64)
-        state = np.zeros(STATE_SIZE, np.int64)
+        # a row is a whole number of cache lines of the machine that simulates
+        blocks = np.zeros((n, -(-(STAMP + partitions * SIDE_COLUMNS) // 8) * 8), np.int64)
+        for column in (STAMP, COPY_STAMP):
+            blocks[:, column : column + partitions * SIDE_COLUMNS : SIDE_COLUMNS] = -1
+        state = np.zeros(SIDES + partitions * SIDE_SIZE, np.int64)
         # how much bands may grow before their ends move: half of it beyond their limits, half of it below
-        growth = int(capacity_bytes) // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
-        limits = [int(capacity_bytes) * (4 + band) // 10 - growth // 2 for band in range(BANDS)]
-        state[LIMITS : LIMITS + BANDS], state[QUANTUM] = limits, growth
+        part = int(capacity_bytes) // partitions
+        growth = part // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
+        limits = [part * (4 + band) // 10 - growth // 2 for band in range(BANDS)]
+        state[LIMITS : LIMITS + BANDS], state[QUANTUM], state[PARTITIONS] = limits, growth, partitions
         state[HITS : HITS + BANDS] = [round(1e6 * share) for share in hit_shares(ways)]
         # the list of blocks in order of use, with room for as many uses again before it is closed up
-        order = np.zeros(ORDER_FACTOR * n + ORDER_LEAST, np.int32)
-        cache = (blocks, state, order)
+        order = np.zeros((partitions, ORDER_FACTOR * n + ORDER_LEAST), np.int32)
+        counts = np.diff([row[7] for row in rows] + [n])
+        owners = np.repeat(np.arange(len(rows)), counts).astype(np.int32)
+        cache = (blocks, state, order, owners)
         counters = np.zeros((4, len(tensors)), np.int64)
         shape = np.array(rows, np.int64).reshape(-1, 9)
         return cls(list(tensors), shape, cache, counters, int(capacity_bytes))
@@ -114,13 +124,15 @@ class L2:
     @property
     def dirty_bytes(self) -> int:
         """Bytes modified in the cache and not yet written to HBM."""
-        return int(self.cache[0][:, DIRTY].sum())
+        return int(self.cache[0][:, DIRTY::SIDE_COLUMNS].sum())
 
     def bands(self) -> np.ndarray:
-        """Band of reuse distance of every block (of those that hold bytes)."""
-        blocks, state, _ = self.cache
-        ends = state[FIRST : FIRST + BANDS]
-        band: np.ndarray = (blocks[:, STAMP, None] < ends).sum(axis=1)
+        """Band of reuse distance of every block in each partition (of those that hold bytes there): ``[block, side]``."""
+        blocks, state, *_ = self.cache
+        sides = state[SIDES:].reshape(-1, SIDE_SIZE)
+        ends = sides[:, FIRST - SIDES : FIRST - SIDES + BANDS]
+        stamps = blocks[:, STAMP : STAMP + len(sides) * SIDE_COLUMNS : SIDE_COLUMNS]
+        band: np.ndarray = (stamps[:, :, None] < ends).sum(axis=2)
         return band
 
     def warm_up(self, names: Iterable[str]) -> None:
@@ -129,7 +141,8 @@ class L2:
             t = self.names.index(name)
             heads, rows, cols = (int(x) for x in self.shape[t, :3])
             for head in range(heads):
-                access_tile(t, head, 0, rows, 0, cols, READ, self.shape, self.cache, self.counters)
+                for side in range(int(self.cache[1][PARTITIONS])):
+                    access_tile(t, head, 0, rows, 0, cols, READ, side, self.shape, self.cache, self.counters)
         self.counters[...] = 0
 
     def clone(self) -> tuple[np.ndarray, ...]:

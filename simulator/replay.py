@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulator.compiled import compiled, inlined
-from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, Cache, visit_tile
+from simulator.l2_blocks import LATE, PARTITIONS, READ, SM_READ, SM_WRITE, WRITTEN_BACK, Cache, visit_tile
 
 # positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
@@ -153,6 +153,7 @@ def replay(
         t, slot = tree[0] >> shift, tree[0] & (leaves - 1)
         cta = state[slot, _CTA]
         sm = slot % n_sms
+        partition = (sm >> 4) % scal[PARTITIONS]
         o = state[slot, _ROUND]
         inside = ctas[cta, APART]
         booked = counters_apart if inside == 1 else counters
@@ -239,7 +240,7 @@ def replay(
             for visit in range(again * visits):
                 i = visit % visits
                 b, m = visit_tile(
-                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, cache, booked
+                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, partition, shape, cache, booked
                 )
                 asked += b
                 got += b * (1 + extra)

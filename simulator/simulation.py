@@ -228,7 +228,7 @@ def _empty_cache(
             if access.loops and not access.is_write:
                 name = access.tile.tensor.name
                 coarsen[name] = min(coarsen.get(name, chunk), chunk)
-    return L2.of(tensors, capacity, coarsen, wide_rows, WAYS)
+    return L2.of(tensors, capacity, coarsen, wide_rows, WAYS, profile.l2_partitions)
 
 
 def _run_at_its_clock(
