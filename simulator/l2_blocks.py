@@ -17,12 +17,13 @@ Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
 # columns of the cache's blocks: mask of parts present, bytes held; then for every partition its place in the order of
-# use (-1: none), the bytes it takes there, those of them that are modified, and, where what it copied from the other
-# partitions was used less lately than what it is the home of, place and bytes of these copies
+# use (-1: none), the bytes it takes there, those of them that are modified, how many millionths of what it is the home
+# of were lost and fetched again since then, and, where what it copied from the other partitions was used less lately
+# than what it is the home of, place and bytes of these copies
 PRESENT, HELD = 0, 1
-STAMP, SPACE, DIRTY, COPY_STAMP, COPY_SPACE = 2, 3, 4, 5, 6
+STAMP, SPACE, DIRTY, RENEWED, COPY_STAMP, COPY_SPACE = 2, 3, 4, 5, 6, 7
 #: Columns of a partition.
-SIDE_COLUMNS = 5
+SIDE_COLUMNS = 6
 # The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
 # closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end.
 # indices into the scalar state of the cache: bytes written back, bytes asked of blocks of which something missed, the
@@ -144,37 +145,36 @@ def _share(amount: int, side: int, partitions: int) -> Any:
 
 
 @inlined
-def _to_front(
-    block: int, space: int, intact: int, side: int, cache: Cache, counters: np.ndarray
-) -> None:
-    """Make ``block`` the last used of a partition, where it takes ``space`` bytes from now on."""
+def _to_front(block: int, band: int, space: int, intact: int, side: int, cache: Cache, counters: np.ndarray) -> None:
+    """Make ``block``, which is in ``band``, the last used of a partition, where it takes ``space`` bytes from now on."""
     blocks, scal, order, owners = cache
     at_side, columns = side * SIDE_SIZE, side * SIDE_COLUMNS
     stamp, before = blocks[block, columns + STAMP], blocks[block, columns + SPACE]
-    band = 0
-    if stamp >= 0:
-        band = _band(stamp, scal, side)
+    now = scal[at_side + _NOW]
     # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
     # capacity again, so that what was modified is written back
-    if stamp >= 0 and stamp == scal[at_side + _NOW] - 1 and band <= LAST_INSIDE and intact:
+    if stamp >= 0 and stamp == now - 1 and band <= LAST_INSIDE and intact:
         scal[at_side + _BYTES + band] += space - before
     else:
         if stamp >= 0:
             order[side, stamp] = -1
             scal[at_side + _BYTES + band] -= before
-        if scal[at_side + _NOW] == order.shape[1]:
+        if now == order.shape[1]:
             _close_up(blocks, scal, order, side)
-        order[side, scal[at_side + _NOW]] = 2 * block
-        blocks[block, columns + STAMP] = scal[at_side + _NOW]
-        scal[at_side + _NOW] += 1
+            now = scal[at_side + _NOW]
+        order[side, now] = 2 * block
+        blocks[block, columns + STAMP] = now
+        scal[at_side + _NOW] = now + 1
         scal[at_side + _BYTES] += space
     blocks[block, columns + SPACE] = space
+    blocks[block, columns + RENEWED] = 0
     grown = space if band > 0 else space - before
     if grown > 0:
-        scal[at_side + _GROWN] += grown
-    if scal[at_side + _GROWN] > scal[QUANTUM]:
-        scal[at_side + _GROWN] = 0
-        _age(blocks, scal, order, owners, side, counters)
+        grown += scal[at_side + _GROWN]
+        scal[at_side + _GROWN] = grown
+        if grown > scal[QUANTUM]:
+            scal[at_side + _GROWN] = 0
+            _age(blocks, scal, order, owners, side, counters)
 
 
 @inlined
@@ -204,17 +204,33 @@ def _drop_copies(block: int, side: int, cache: Cache) -> None:
 
 
 @inlined
-def _leave_copies(block: int, share: int, side: int, cache: Cache) -> None:
+def _leave_copies(block: int, band: int, share: int, side: int, cache: Cache) -> None:
     """Take the ``share`` that a partition is the home of from ``block``, whose copies stay where they are in its list."""
     blocks, scal, order, _ = cache
     columns = side * SIDE_COLUMNS
     stamp, space = blocks[block, columns + STAMP], blocks[block, columns + SPACE]
     order[side, stamp] = 2 * block + 1
-    scal[side * SIDE_SIZE + _BYTES + _band(stamp, scal, side)] -= share
+    scal[side * SIDE_SIZE + _BYTES + band] -= share
     blocks[block, columns + COPY_STAMP] = stamp
     blocks[block, columns + COPY_SPACE] = space - share
     blocks[block, columns + STAMP] = -1
     blocks[block, columns + SPACE] = 0
+
+
+@inlined
+def _has_copies(block: int, held: int, side: int, cache: Cache) -> bool:
+    """Whether a partition has (more than half of) ``block``, also of what others are the home of."""
+    blocks, scal, _, _ = cache
+    columns = side * SIDE_COLUMNS
+    stamp = blocks[block, columns + COPY_STAMP]
+    if stamp < 0:
+        stamp = blocks[block, columns + STAMP]
+        if blocks[block, columns + SPACE] < held:
+            return False
+    if stamp >= scal[side * SIDE_SIZE + FIRST]:
+        return True
+    there: bool = stamp >= 0 and 2 * scal[HITS + _band(stamp, scal, side)] > 1_000_000
+    return there
 
 
 @inlined
@@ -254,36 +270,37 @@ def touch(
             new_bytes = size - _quotient(size * _popcount(overlap), _popcount(mask))
     lost = 0
     gone = 0
-    fetched = new_bytes > 0
     copied = False
     if held > 0:
-        total = 0
+        copied = partitions == 1 or _has_copies(block, held, reader, cache)
+        again = size - new_bytes
+        missing_share, gone_share = 0, 0
         for side in range(partitions):
             stamp = blocks[block, side * SIDE_COLUMNS + STAMP]
-            there = 0
+            if stamp >= scal[side * SIDE_SIZE + FIRST]:
+                continue
+            share = 1_000_000
             if stamp >= 0:
-                there = scal[HITS + _band(stamp, scal, side)]
-            total += there
-            if side == reader:
-                apart = blocks[block, side * SIDE_COLUMNS + COPY_STAMP]
-                if apart >= 0:
-                    copied = 2 * scal[HITS + _band(apart, scal, side)] >= 1_000_000
-                else:
-                    copied = 2 * there >= 1_000_000 and blocks[block, side * SIDE_COLUMNS + SPACE] >= held
-        if total < 1_000_000 * partitions:
-            hits = _quotient(total, partitions)
-            fetched = True
-            again = size - new_bytes
-            lost = again - _quotient(again * hits, 1_000_000)
-            if held > again:
-                # the same share of what is not asked for now is gone as well
-                rest = have & ~mask
-                kept = rest & _spread(hits)
-                if rest != none:
-                    gone = (held - again) - _quotient((held - again) * _popcount(kept), _popcount(rest))
-                elif 2 * hits < 1_000_000:
-                    gone = held - again
-                have = kept | (have & mask)
+                share -= scal[HITS + _band(stamp, scal, side)]
+            renewed = blocks[block, side * SIDE_COLUMNS + RENEWED]
+            if share > renewed:
+                missing_share += share - renewed
+                blocks[block, side * SIDE_COLUMNS + RENEWED] = share
+            if side == reader or is_write or new_bytes > 0 or not copied or 2 * share >= 1_000_000:
+                gone_share += share
+        if missing_share > 0:
+            lost = again - _quotient(again * (1_000_000 - _quotient(missing_share, partitions)), 1_000_000)
+        if gone_share > 0 and held > again:
+            # the same share of what is not asked for now is gone as well
+            hits = 1_000_000 - _quotient(gone_share, partitions)
+            rest = have & ~mask
+            kept = rest & _spread(hits)
+            if rest != none:
+                gone = (held - again) - _quotient((held - again) * _popcount(kept), _popcount(rest))
+            elif 2 * hits < 1_000_000:
+                gone = held - again
+            have = kept | (have & mask)
+    fetched = new_bytes > 0
     new_bytes = min(new_bytes, limit - held + gone)
     held += new_bytes - gone
     if gone > 0:
@@ -303,16 +320,20 @@ def touch(
         for side in range(partitions):
             blocks[block, side * SIDE_COLUMNS + DIRTY] = _share(dirty, side, partitions)
     for side in range(partitions):
+        stamp = blocks[block, side * SIDE_COLUMNS + STAMP]
+        band = 0
+        if stamp >= 0 and stamp < scal[side * SIDE_SIZE + FIRST]:
+            band = _band(stamp, scal, side)
         if side == reader and not is_write:
             _drop_copies(block, side, cache)
-            _to_front(block, held, gone == 0, side, cache, counters)
-        elif is_write or fetched or not copied:
+            _to_front(block, band, held, gone == 0, side, cache, counters)
+        elif is_write or fetched or not copied or stamp < 0 or 2 * scal[HITS + band] <= 1_000_000:
             space = _share(held, side, partitions)
             if is_write:
                 _drop_copies(block, side, cache)
             elif blocks[block, side * SIDE_COLUMNS + SPACE] > space:
-                _leave_copies(block, space, side, cache)
-            _to_front(block, space, gone == 0, side, cache, counters)
+                _leave_copies(block, band, space, side, cache)
+            _to_front(block, band, space, gone == 0, side, cache, counters)
     missing: int = new_bytes + lost
     return missing
 
