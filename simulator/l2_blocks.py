@@ -16,16 +16,19 @@ from simulator.compiled import compiled, inlined
 Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: mask of parts present, bytes held; then for every partition its place in the order of
-# use (-1: none), the bytes it takes there, those of them that are modified, how many millionths of what it is the home
-# of were lost and fetched again since then, and, where what it copied from the other partitions was used less lately
-# than what it is the home of, place and bytes of these copies
+# columns of the cache's blocks: mask of parts present, bytes held; then for every partition its places in the order of
+# use, the modified bytes there, and how many millionths of what it is the home of were lost and fetched again since
 PRESENT, HELD = 0, 1
-STAMP, SPACE, DIRTY, RENEWED, COPY_STAMP, COPY_SPACE = 2, 3, 4, 5, 6, 7
-#: Columns of a partition.
-SIDE_COLUMNS = 6
+PLACES, DIRTY, RENEWED = 2, 3, 4
+#: Columns of a partition; those of a machine with two make a row one cache line of the machine that simulates.
+SIDE_COLUMNS = 3
+# A block's places are two numbers, each one more than an index of the list (0: none): in the low bits that of what its
+# partition is the home of, in the high bits that of what it copied from the others, where that was used less lately.
+_LOW, _HIGH, _HALF = 0xFFFFFFFF, -0x100000000, 32
 # The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
-# closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end.
+# closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end. An entry
+# is the bytes that it takes, in its high bits, the block, whether some of it may be modified and whether it is copies.
+_BLOCK, _MODIFIED, _COPIES = 2, 2, 1
 # indices into the scalar state of the cache: bytes written back, bytes asked of blocks of which something missed, the
 # partitions, by how much bands may grow before their ends move; then by band where it ends (bytes of reuse distance)
 # and its hits in a million
@@ -61,18 +64,23 @@ def _quotient(a: Any, b: Any) -> Any:
 def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, side: int) -> None:
     """Drop the empty entries of a partition's list."""
     end = 0
-    at_side, column = side * SIDE_SIZE, STAMP + side * SIDE_COLUMNS
+    at_side, column = side * SIDE_SIZE, side * SIDE_COLUMNS + PLACES
     for k in range(BANDS):
         band = BANDS - 1 - k
         newer = scal[at_side + _NOW] if band == 0 else scal[at_side + FIRST + band - 1]
         first = scal[at_side + FIRST + band]
         scal[at_side + FIRST + band] = end
         for at in range(first, newer):
-            block = order[side, at]
-            if block >= 0:
-                order[side, end] = block
-                blocks[block >> 1, column + (block & 1) * (COPY_STAMP - STAMP)] = end
+            entry = order[side, at]
+            if entry >= 0:
+                order[side, end] = entry
                 end += 1
+                block = (entry & _LOW) >> _BLOCK
+                places = blocks[block, column]
+                if entry & _COPIES:
+                    blocks[block, column] = (places & _LOW) | (end << _HALF)
+                else:
+                    blocks[block, column] = (places & _HIGH) | end
     scal[at_side + _NOW] = end
 
 
@@ -91,34 +99,32 @@ def _age(
         limit, at = scal[LIMITS + band], scal[at_side + FIRST + band]
         moved = 0
         while reach > limit and at < newer:
-            victim = order[side, at]
+            entry = order[side, at]
             at += 1
-            if victim < 0:
+            if entry < 0:
                 continue
-            copy = victim & 1
-            victim >>= 1
-            space = blocks[victim, columns + SPACE + copy * (COPY_SPACE - SPACE)]
+            space = entry >> _HALF
             reach -= space
             moved += space
-            if copy:
-                if band == BANDS - 1:
-                    order[side, at - 1] = -1
-                    blocks[victim, columns + COPY_STAMP] = -1
-                    blocks[victim, columns + COPY_SPACE] = 0
-            elif band == LAST_INSIDE:
-                counters[HBM_WRITE, owners[victim]] += blocks[victim, columns + DIRTY]
-                scal[WRITTEN_BACK] += blocks[victim, columns + DIRTY]
-                blocks[victim, columns + DIRTY] = 0
+            if band == LAST_INSIDE:
+                if entry & _MODIFIED:
+                    victim = (entry & _LOW) >> _BLOCK
+                    counters[HBM_WRITE, owners[victim]] += blocks[victim, columns + DIRTY]
+                    scal[WRITTEN_BACK] += blocks[victim, columns + DIRTY]
+                    blocks[victim, columns + DIRTY] = 0
             elif band == BANDS - 1:
+                victim = (entry & _LOW) >> _BLOCK
                 order[side, at - 1] = -1
-                blocks[victim, columns + STAMP] = -1
-                blocks[victim, columns + SPACE] = 0
-                anywhere = False
-                for other in range(scal[PARTITIONS]):
-                    anywhere |= blocks[victim, other * SIDE_COLUMNS + STAMP] >= 0
-                if not anywhere:
-                    blocks[victim, HELD] = 0
-                    blocks[victim, PRESENT] = 0
+                if entry & _COPIES:
+                    blocks[victim, columns + PLACES] &= _LOW
+                else:
+                    blocks[victim, columns + PLACES] = 0
+                    anywhere = 0
+                    for other in range(scal[PARTITIONS]):
+                        anywhere |= blocks[victim, other * SIDE_COLUMNS + PLACES]
+                    if anywhere == 0:
+                        blocks[victim, HELD] = 0
+                        blocks[victim, PRESENT] = 0
         if moved > 0:
             scal[at_side + FIRST + band] = at
             scal[at_side + _BYTES + band] -= moved
@@ -129,7 +135,7 @@ def _age(
 
 @inlined
 def _band(stamp: int, scal: np.ndarray, side: int) -> int:
-    """Band of reuse distance of a block that has ``stamp`` in a partition's list."""
+    """Band of reuse distance of what has the index ``stamp`` in a partition's list."""
     band = 0
     while stamp < scal[side * SIDE_SIZE + FIRST + band]:
         band += 1
@@ -149,11 +155,16 @@ def _to_front(block: int, band: int, space: int, intact: int, side: int, cache: 
     """Make ``block``, which is in ``band``, the last used of a partition, where it takes ``space`` bytes from now on."""
     blocks, scal, order, owners = cache
     at_side, columns = side * SIDE_SIZE, side * SIDE_COLUMNS
-    stamp, before = blocks[block, columns + STAMP], blocks[block, columns + SPACE]
+    stamp = (blocks[block, columns + PLACES] & _LOW) - 1
     now = scal[at_side + _NOW]
+    before = order[side, stamp] >> _HALF if stamp >= 0 else 0
+    entry = (space << _HALF) | (block << _BLOCK)
+    if blocks[block, columns + DIRTY] > 0:
+        entry |= _MODIFIED
     # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
     # capacity again, so that what was modified is written back
     if stamp >= 0 and stamp == now - 1 and band <= LAST_INSIDE and intact:
+        order[side, stamp] = entry
         scal[at_side + _BYTES + band] += space - before
     else:
         if stamp >= 0:
@@ -162,11 +173,11 @@ def _to_front(block: int, band: int, space: int, intact: int, side: int, cache: 
         if now == order.shape[1]:
             _close_up(blocks, scal, order, side)
             now = scal[at_side + _NOW]
-        order[side, now] = 2 * block
-        blocks[block, columns + STAMP] = now
-        scal[at_side + _NOW] = now + 1
+        order[side, now] = entry
+        now += 1
+        blocks[block, columns + PLACES] = (blocks[block, columns + PLACES] & _HIGH) | now
+        scal[at_side + _NOW] = now
         scal[at_side + _BYTES] += space
-    blocks[block, columns + SPACE] = space
     blocks[block, columns + RENEWED] = 0
     grown = space if band > 0 else space - before
     if grown > 0:
@@ -220,17 +231,45 @@ def _leave_copies(block: int, band: int, share: int, side: int, cache: Cache) ->
 @inlined
 def _has_copies(block: int, held: int, side: int, cache: Cache) -> bool:
     """Whether a partition has (more than half of) ``block``, also of what others are the home of."""
-    blocks, scal, _, _ = cache
-    columns = side * SIDE_COLUMNS
-    stamp = blocks[block, columns + COPY_STAMP]
+    blocks, scal, order, _ = cache
+    places = blocks[block, side * SIDE_COLUMNS + PLACES]
+    stamp = (places >> _HALF) - 1
     if stamp < 0:
-        stamp = blocks[block, columns + STAMP]
-        if blocks[block, columns + SPACE] < held:
+        stamp = places - 1
+        if stamp < 0 or order[side, stamp] >> _HALF < held:
             return False
     if stamp >= scal[side * SIDE_SIZE + FIRST]:
         return True
-    there: bool = stamp >= 0 and 2 * scal[HITS + _band(stamp, scal, side)] > 1_000_000
+    there: bool = 2 * scal[HITS + _band(stamp, scal, side)] > 1_000_000
     return there
+
+
+@inlined
+def _drop_copies(block: int, side: int, cache: Cache) -> None:
+    """Forget the copies of ``block`` that a partition holds apart from what it is the home of."""
+    blocks, scal, order, _ = cache
+    places = blocks[block, side * SIDE_COLUMNS + PLACES]
+    stamp = (places >> _HALF) - 1
+    if stamp >= 0:
+        scal[side * SIDE_SIZE + _BYTES + _band(stamp, scal, side)] -= order[side, stamp] >> _HALF
+        order[side, stamp] = -1
+        blocks[block, side * SIDE_COLUMNS + PLACES] = places & _LOW
+
+
+@inlined
+def _leave_copies(block: int, band: int, share: int, side: int, cache: Cache) -> None:
+    """Take the ``share`` that a partition is the home of from ``block`` in ``band``; its copies, if it has any, stay where
+    they are in the list."""
+    blocks, scal, order, _ = cache
+    column = side * SIDE_COLUMNS + PLACES
+    places = blocks[block, column]
+    if places == 0 or places > _LOW:
+        return
+    space = order[side, places - 1] >> _HALF
+    if space > share:
+        order[side, places - 1] = ((space - share) << _HALF) | (block << _BLOCK) | _COPIES
+        scal[side * SIDE_SIZE + _BYTES + band] -= share
+        blocks[block, column] = places << _HALF
 
 
 @inlined
@@ -276,7 +315,7 @@ def touch(
         again = size - new_bytes
         missing_share, gone_share = 0, 0
         for side in range(partitions):
-            stamp = blocks[block, side * SIDE_COLUMNS + STAMP]
+            stamp = (blocks[block, side * SIDE_COLUMNS + PLACES] & _LOW) - 1
             if stamp >= scal[side * SIDE_SIZE + FIRST]:
                 continue
             share = 1_000_000
@@ -320,20 +359,22 @@ def touch(
         for side in range(partitions):
             blocks[block, side * SIDE_COLUMNS + DIRTY] = _share(dirty, side, partitions)
     for side in range(partitions):
-        stamp = blocks[block, side * SIDE_COLUMNS + STAMP]
+        stamp = (blocks[block, side * SIDE_COLUMNS + PLACES] & _LOW) - 1
         band = 0
         if stamp >= 0 and stamp < scal[side * SIDE_SIZE + FIRST]:
             band = _band(stamp, scal, side)
+        space = held
         if side == reader and not is_write:
             _drop_copies(block, side, cache)
-            _to_front(block, band, held, gone == 0, side, cache, counters)
         elif is_write or fetched or not copied or stamp < 0 or 2 * scal[HITS + band] <= 1_000_000:
             space = _share(held, side, partitions)
             if is_write:
                 _drop_copies(block, side, cache)
-            elif blocks[block, side * SIDE_COLUMNS + SPACE] > space:
+            else:
                 _leave_copies(block, band, space, side, cache)
-            _to_front(block, band, space, gone == 0, side, cache, counters)
+        else:
+            continue
+        _to_front(block, band, space, gone == 0, side, cache, counters)
     missing: int = new_bytes + lost
     return missing
 

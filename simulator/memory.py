@@ -18,19 +18,18 @@ import numpy as np
 
 from simulator.l2_blocks import (
     BANDS,
-    COPY_STAMP,
     DIRTY,
     FIRST,
     HITS,
     LAST_INSIDE,
     LIMITS,
     PARTITIONS,
+    PLACES,
     QUANTUM,
     READ,
     SIDE_COLUMNS,
     SIDE_SIZE,
     SIDES,
-    STAMP,
     access_tile,
 )
 from simulator.problem import DTYPE_BYTES
@@ -98,9 +97,7 @@ class L2:
             base += tensor.heads * per_col * per_row
         n = base + 1
         # a row is a whole number of cache lines of the machine that simulates
-        blocks = np.zeros((n, -(-(STAMP + partitions * SIDE_COLUMNS) // 8) * 8), np.int64)
-        for column in (STAMP, COPY_STAMP):
-            blocks[:, column : column + partitions * SIDE_COLUMNS : SIDE_COLUMNS] = -1
+        blocks = np.zeros((n, -(-(PLACES + partitions * SIDE_COLUMNS) // 8) * 8), np.int64)
         state = np.zeros(SIDES + partitions * SIDE_SIZE, np.int64)
         # how much bands may grow before their ends move: half of it beyond their limits, half of it below
         part = int(capacity_bytes) // partitions
@@ -109,7 +106,7 @@ class L2:
         state[LIMITS : LIMITS + BANDS], state[QUANTUM], state[PARTITIONS] = limits, growth, partitions
         state[HITS : HITS + BANDS] = [round(1e6 * share) for share in hit_shares(ways)]
         # the list of blocks in order of use, with room for as many uses again before it is closed up
-        order = np.zeros((partitions, ORDER_FACTOR * n + ORDER_LEAST), np.int32)
+        order = np.zeros((partitions, ORDER_FACTOR * n + ORDER_LEAST), np.int64)
         counts = np.diff([row[7] for row in rows] + [n])
         owners = np.repeat(np.arange(len(rows)), counts).astype(np.int32)
         cache = (blocks, state, order, owners)
@@ -131,7 +128,7 @@ class L2:
         blocks, state, *_ = self.cache
         sides = state[SIDES:].reshape(-1, SIDE_SIZE)
         ends = sides[:, FIRST - SIDES : FIRST - SIDES + BANDS]
-        stamps = blocks[:, STAMP : STAMP + len(sides) * SIDE_COLUMNS : SIDE_COLUMNS]
+        stamps = (blocks[:, PLACES : PLACES + len(sides) * SIDE_COLUMNS : SIDE_COLUMNS] & 0xFFFFFFFF) - 1
         band: np.ndarray = (stamps[:, :, None] < ends).sum(axis=2)
         return band
 
