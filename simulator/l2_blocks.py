@@ -12,34 +12,28 @@ import numpy as np
 
 from simulator.compiled import compiled, inlined
 
-#: Blocks, scalar state, order of use by partition, tensor of each block.
-Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+#: Blocks, scalar state, order of use, tensor of each block, scratch for closing the order up.
+Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: mask of parts present, bytes held; then for every partition its places in the order of
-# use, the modified bytes there, and how many millionths of what it is the home of were lost and fetched again since
-PRESENT, HELD = 0, 1
-PLACES, DIRTY, RENEWED = 2, 3, 4
-#: Columns of a partition; those of a machine with two make a row one cache line of the machine that simulates.
-SIDE_COLUMNS = 3
-# A block's places are two numbers, each one more than an index of the list (0: none): in the low bits that of what its
-# partition is the home of, in the high bits that of what it copied from the others, where that was used less lately.
-_LOW, _HIGH, _HALF = 0xFFFFFFFF, -0x100000000, 32
+# columns of the cache's blocks: mask of parts present, bytes held, bytes modified; one more than the places in the order
+# of use of what the partition is the home of and, where that was used less lately, of its copies (0: none); millionths
+# that were lost and fetched again since; for every other partition where the order ended when it last read the block
+PRESENT, HELD, DIRTY, HOME, COPIES, RENEWED, READ_BY = 0, 1, 2, 3, 4, 5, 6
 # The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
 # closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end. An entry
 # is the bytes that it takes, in its high bits, the block, whether some of it may be modified and whether it is copies.
-_BLOCK, _MODIFIED, _COPIES = 2, 2, 1
-# indices into the scalar state of the cache: bytes written back, bytes asked of blocks of which something missed, the
-# partitions, by how much bands may grow before their ends move; then by band where it ends (bytes of reuse distance)
-# and its hits in a million
-WRITTEN_BACK, LATE, PARTITIONS, QUANTUM = 0, 1, 2, 3
+_LOW, _HALF = 0xFFFFFFFF, 32
+_BLOCK, _MODIFIED, _COPY = 2, 2, 1
+# indices into the scalar state of the cache: entries in the list, of its oldest used, bytes written back, bytes asked
+# of blocks of which something missed, then by band the bytes in it, its first entry, where it ends (bytes of reuse
+# distance) and its hits in a million; last, by how much the bands have grown since they ended where they should, how
+# much they may, and the partitions
+_NOW, WRITTEN_BACK, LATE = 0, 1, 2
 BANDS = 13
-LIMITS, HITS = 4, 4 + BANDS
-# for every partition: entries in its list, by how much its bands have grown since they ended where they should; then by
-# band, of its oldest used, the bytes in it and its first entry
-SIDES = 4 + 2 * BANDS
-_NOW, _GROWN, _BYTES, FIRST = SIDES, SIDES + 1, SIDES + 2, SIDES + 2 + BANDS
-SIDE_SIZE = 2 + 2 * BANDS
+_BYTES, FIRST, LIMITS, HITS = 3, 3 + BANDS, 3 + 2 * BANDS, 3 + 3 * BANDS
+GROWN, QUANTUM, PARTITIONS = 3 + 4 * BANDS, 4 + 4 * BANDS, 5 + 4 * BANDS
+STATE_SIZE = 6 + 4 * BANDS
 #: The band that ends at the cache's capacity; band 0 ends at 0.4 of it, each further one 0.1 later.
 LAST_INSIDE = 6
 # rows of the byte counters
@@ -61,45 +55,49 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 @inlined
-def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, side: int) -> None:
-    """Drop the empty entries of a partition's list."""
-    end = 0
-    at_side, column = side * SIDE_SIZE, side * SIDE_COLUMNS + PLACES
+def _close_up(cache: Cache) -> None:
+    """Drop the empty entries of the list."""
+    blocks, scal, order, _, scratch = cache
+    end, oldest = 0, scal[FIRST + BANDS - 1]
     for k in range(BANDS):
         band = BANDS - 1 - k
-        newer = scal[at_side + _NOW] if band == 0 else scal[at_side + FIRST + band - 1]
-        first = scal[at_side + FIRST + band]
-        scal[at_side + FIRST + band] = end
+        newer = scal[_NOW] if band == 0 else scal[FIRST + band - 1]
+        first = scal[FIRST + band]
+        scal[FIRST + band] = end
         for at in range(first, newer):
-            entry = order[side, at]
+            scratch[at] = end
+            entry = order[at]
             if entry >= 0:
-                order[side, end] = entry
+                order[end] = entry
                 end += 1
-                block = (entry & _LOW) >> _BLOCK
-                places = blocks[block, column]
-                if entry & _COPIES:
-                    blocks[block, column] = (places & _LOW) | (end << _HALF)
-                else:
-                    blocks[block, column] = (places & _HIGH) | end
-    scal[at_side + _NOW] = end
+                blocks[(entry & _LOW) >> _BLOCK, COPIES if entry & _COPY else HOME] = end
+    others = scal[PARTITIONS] - 1
+    if others > 0:
+        # what was before the oldest entry stays there
+        now = scal[_NOW]
+        for block in range(blocks.shape[0]):
+            for other in range(others):
+                at = blocks[block, READ_BY + other]
+                if at > 0:
+                    at -= 1
+                    blocks[block, READ_BY + other] = 1 + end if at >= now else 1 + scratch[at] if at >= oldest else 0
+    scal[_NOW] = end
 
 
 @inlined
-def _age(
-    blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, owners: np.ndarray, side: int, counters: np.ndarray
-) -> None:
-    """Move the ends of a partition's bands until every band ends where it should; the last one's overflow is forgotten.
+def _age(cache: Cache, counters: np.ndarray) -> None:
+    """Move the bands' ends until every band ends where it should; the last one's overflow is forgotten.
 
     Modified bytes go to HBM when their block leaves the capacity.
     """
-    at_side, columns = side * SIDE_SIZE, side * SIDE_COLUMNS
-    reach, newer = 0, scal[at_side + _NOW]
+    blocks, scal, order, owners, _ = cache
+    reach, newer = 0, scal[_NOW]
     for band in range(BANDS):
-        reach += scal[at_side + _BYTES + band]
-        limit, at = scal[LIMITS + band], scal[at_side + FIRST + band]
+        reach += scal[_BYTES + band]
+        limit, at = scal[LIMITS + band], scal[FIRST + band]
         moved = 0
         while reach > limit and at < newer:
-            entry = order[side, at]
+            entry = order[at]
             at += 1
             if entry < 0:
                 continue
@@ -109,83 +107,49 @@ def _age(
             if band == LAST_INSIDE:
                 if entry & _MODIFIED:
                     victim = (entry & _LOW) >> _BLOCK
-                    counters[HBM_WRITE, owners[victim]] += blocks[victim, columns + DIRTY]
-                    scal[WRITTEN_BACK] += blocks[victim, columns + DIRTY]
-                    blocks[victim, columns + DIRTY] = 0
+                    counters[HBM_WRITE, owners[victim]] += blocks[victim, DIRTY]
+                    scal[WRITTEN_BACK] += blocks[victim, DIRTY]
+                    blocks[victim, DIRTY] = 0
             elif band == BANDS - 1:
                 victim = (entry & _LOW) >> _BLOCK
-                order[side, at - 1] = -1
-                if entry & _COPIES:
-                    blocks[victim, columns + PLACES] &= _LOW
+                order[at - 1] = -1
+                if entry & _COPY:
+                    blocks[victim, COPIES] = 0
                 else:
-                    blocks[victim, columns + PLACES] = 0
-                    anywhere = 0
-                    for other in range(scal[PARTITIONS]):
-                        anywhere |= blocks[victim, other * SIDE_COLUMNS + PLACES]
-                    if anywhere == 0:
-                        blocks[victim, HELD] = 0
-                        blocks[victim, PRESENT] = 0
+                    blocks[victim, HOME] = 0
+                    blocks[victim, HELD] = 0
+                    blocks[victim, PRESENT] = 0
         if moved > 0:
-            scal[at_side + FIRST + band] = at
-            scal[at_side + _BYTES + band] -= moved
+            scal[FIRST + band] = at
+            scal[_BYTES + band] -= moved
             if band < BANDS - 1:
-                scal[at_side + _BYTES + band + 1] += moved
+                scal[_BYTES + band + 1] += moved
         newer = at
 
 
 @inlined
-def _band(stamp: int, scal: np.ndarray, side: int) -> int:
-    """Band of reuse distance of what has the index ``stamp`` in a partition's list."""
+def _band(stamp: int, scal: np.ndarray) -> int:
+    """Band of reuse distance of what was used when the list ended at ``stamp``."""
     band = 0
-    while stamp < scal[side * SIDE_SIZE + FIRST + band]:
+    while stamp < scal[FIRST + band]:
         band += 1
     return band
 
 
 @inlined
-def _share(amount: int, side: int, partitions: int) -> Any:
-    """What a partition has of ``amount``: shares differ by one at most and add up."""
-    if partitions == 1:
-        return amount
-    return _quotient(amount * (side + 1), partitions) - _quotient(amount * side, partitions)
-
-
-@inlined
-def _to_front(block: int, band: int, space: int, intact: int, side: int, cache: Cache, counters: np.ndarray) -> None:
-    """Make ``block``, which is in ``band``, the last used of a partition, where it takes ``space`` bytes from now on."""
-    blocks, scal, order, owners = cache
-    at_side, columns = side * SIDE_SIZE, side * SIDE_COLUMNS
-    stamp = (blocks[block, columns + PLACES] & _LOW) - 1
-    now = scal[at_side + _NOW]
-    before = order[side, stamp] >> _HALF if stamp >= 0 else 0
-    entry = (space << _HALF) | (block << _BLOCK)
-    if blocks[block, columns + DIRTY] > 0:
-        entry |= _MODIFIED
-    # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
-    # capacity again, so that what was modified is written back
-    if stamp >= 0 and stamp == now - 1 and band <= LAST_INSIDE and intact:
-        order[side, stamp] = entry
-        scal[at_side + _BYTES + band] += space - before
+def _has_copies(block: int, reader: int, cache: Cache) -> bool:
+    """Whether the partition ``reader`` still has (more than half of) the copies of ``block`` that it once made."""
+    blocks, scal, order, _, _ = cache
+    if reader > 0:
+        stamp = blocks[block, READ_BY + reader - 1]
     else:
-        if stamp >= 0:
-            order[side, stamp] = -1
-            scal[at_side + _BYTES + band] -= before
-        if now == order.shape[1]:
-            _close_up(blocks, scal, order, side)
-            now = scal[at_side + _NOW]
-        order[side, now] = entry
-        now += 1
-        blocks[block, columns + PLACES] = (blocks[block, columns + PLACES] & _HIGH) | now
-        scal[at_side + _NOW] = now
-        scal[at_side + _BYTES] += space
-    blocks[block, columns + RENEWED] = 0
-    grown = space if band > 0 else space - before
-    if grown > 0:
-        grown += scal[at_side + _GROWN]
-        scal[at_side + _GROWN] = grown
-        if grown > scal[QUANTUM]:
-            scal[at_side + _GROWN] = 0
-            _age(blocks, scal, order, owners, side, counters)
+        stamp = blocks[block, COPIES]
+        if stamp == 0:
+            stamp = blocks[block, HOME]
+            if order[stamp - 1] >> _HALF < blocks[block, HELD]:
+                return False
+    there: bool = stamp > 0 and 2 * scal[HITS + _band(stamp - 1, scal)] > 1_000_000
+    return there
 
 
 @inlined
@@ -202,77 +166,6 @@ def _spread(millionths: int) -> Any:
 
 
 @inlined
-def _drop_copies(block: int, side: int, cache: Cache) -> None:
-    """Forget the copies of ``block`` that a partition holds apart from what it is the home of."""
-    blocks, scal, order, _ = cache
-    columns = side * SIDE_COLUMNS
-    stamp = blocks[block, columns + COPY_STAMP]
-    if stamp >= 0:
-        order[side, stamp] = -1
-        scal[side * SIDE_SIZE + _BYTES + _band(stamp, scal, side)] -= blocks[block, columns + COPY_SPACE]
-        blocks[block, columns + COPY_STAMP] = -1
-        blocks[block, columns + COPY_SPACE] = 0
-
-
-@inlined
-def _leave_copies(block: int, band: int, share: int, side: int, cache: Cache) -> None:
-    """Take the ``share`` that a partition is the home of from ``block``, whose copies stay where they are in its list."""
-    blocks, scal, order, _ = cache
-    columns = side * SIDE_COLUMNS
-    stamp, space = blocks[block, columns + STAMP], blocks[block, columns + SPACE]
-    order[side, stamp] = 2 * block + 1
-    scal[side * SIDE_SIZE + _BYTES + band] -= share
-    blocks[block, columns + COPY_STAMP] = stamp
-    blocks[block, columns + COPY_SPACE] = space - share
-    blocks[block, columns + STAMP] = -1
-    blocks[block, columns + SPACE] = 0
-
-
-@inlined
-def _has_copies(block: int, held: int, side: int, cache: Cache) -> bool:
-    """Whether a partition has (more than half of) ``block``, also of what others are the home of."""
-    blocks, scal, order, _ = cache
-    places = blocks[block, side * SIDE_COLUMNS + PLACES]
-    stamp = (places >> _HALF) - 1
-    if stamp < 0:
-        stamp = places - 1
-        if stamp < 0 or order[side, stamp] >> _HALF < held:
-            return False
-    if stamp >= scal[side * SIDE_SIZE + FIRST]:
-        return True
-    there: bool = 2 * scal[HITS + _band(stamp, scal, side)] > 1_000_000
-    return there
-
-
-@inlined
-def _drop_copies(block: int, side: int, cache: Cache) -> None:
-    """Forget the copies of ``block`` that a partition holds apart from what it is the home of."""
-    blocks, scal, order, _ = cache
-    places = blocks[block, side * SIDE_COLUMNS + PLACES]
-    stamp = (places >> _HALF) - 1
-    if stamp >= 0:
-        scal[side * SIDE_SIZE + _BYTES + _band(stamp, scal, side)] -= order[side, stamp] >> _HALF
-        order[side, stamp] = -1
-        blocks[block, side * SIDE_COLUMNS + PLACES] = places & _LOW
-
-
-@inlined
-def _leave_copies(block: int, band: int, share: int, side: int, cache: Cache) -> None:
-    """Take the ``share`` that a partition is the home of from ``block`` in ``band``; its copies, if it has any, stay where
-    they are in the list."""
-    blocks, scal, order, _ = cache
-    column = side * SIDE_COLUMNS + PLACES
-    places = blocks[block, column]
-    if places == 0 or places > _LOW:
-        return
-    space = order[side, places - 1] >> _HALF
-    if space > share:
-        order[side, places - 1] = ((space - share) << _HALF) | (block << _BLOCK) | _COPIES
-        scal[side * SIDE_SIZE + _BYTES + band] -= share
-        blocks[block, column] = places << _HALF
-
-
-@inlined
 def touch(
     block: int,
     mask: int,
@@ -284,15 +177,14 @@ def touch(
     cache: Cache,
     counters: np.ndarray,
 ) -> int:
-    """Access ``size`` bytes (the 64-part ``mask``) of ``block`` from the partition ``reader``; returns the bytes that
-    miss (reads only).
+    """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
     A block that holds bytes is in the list of blocks by use, which reaches beyond the capacity: how far back a block
     was used decides what share of it is still there, of what is asked for now and of the rest (which would otherwise
     come back to the front unfetched).
     """
-    blocks, scal, order, owners = cache
+    blocks, scal, order, _, _ = cache
     partitions = scal[PARTITIONS]
     none = np.uint64(0)
     have = np.uint64(blocks[block, PRESENT])
@@ -307,74 +199,101 @@ def touch(
             new_bytes = 0
         elif overlap != none:
             new_bytes = size - _quotient(size * _popcount(overlap), _popcount(mask))
+    band = 0
     lost = 0
     gone = 0
-    copied = False
+    stamp = -1
+    hits = 0
     if held > 0:
-        copied = partitions == 1 or _has_copies(block, held, reader, cache)
-        again = size - new_bytes
-        missing_share, gone_share = 0, 0
-        for side in range(partitions):
-            stamp = (blocks[block, side * SIDE_COLUMNS + PLACES] & _LOW) - 1
-            if stamp >= scal[side * SIDE_SIZE + FIRST]:
-                continue
-            share = 1_000_000
-            if stamp >= 0:
-                share -= scal[HITS + _band(stamp, scal, side)]
-            renewed = blocks[block, side * SIDE_COLUMNS + RENEWED]
+        stamp = blocks[block, HOME] - 1
+        band = _band(stamp, scal)
+        hits = scal[HITS + band]
+        asked = is_write or reader == 0 or new_bytes > 0 or 2 * hits <= 1_000_000
+        if not asked:
+            # a partition that has its copies asks their home for nothing
+            asked = not _has_copies(block, reader, cache)
+        if hits < 1_000_000:
+            again = size - new_bytes
+            share = 1_000_000 - hits
+            # what was lost since the block was last used here has been fetched again since, as far as it was then
+            renewed = blocks[block, RENEWED]
             if share > renewed:
-                missing_share += share - renewed
-                blocks[block, side * SIDE_COLUMNS + RENEWED] = share
-            if side == reader or is_write or new_bytes > 0 or not copied or 2 * share >= 1_000_000:
-                gone_share += share
-        if missing_share > 0:
-            lost = again - _quotient(again * (1_000_000 - _quotient(missing_share, partitions)), 1_000_000)
-        if gone_share > 0 and held > again:
-            # the same share of what is not asked for now is gone as well
-            hits = 1_000_000 - _quotient(gone_share, partitions)
-            rest = have & ~mask
-            kept = rest & _spread(hits)
-            if rest != none:
-                gone = (held - again) - _quotient((held - again) * _popcount(kept), _popcount(rest))
-            elif 2 * hits < 1_000_000:
-                gone = held - again
-            have = kept | (have & mask)
-    fetched = new_bytes > 0
+                blocks[block, RENEWED] = share
+                lost = again - _quotient(again * (hits + renewed), 1_000_000)
+            if asked and held > again:
+                # the same share of what is not asked for now is gone as well
+                rest = have & ~mask
+                kept = rest & _spread(hits)
+                if rest != none:
+                    gone = (held - again) - _quotient((held - again) * _popcount(kept), _popcount(rest))
+                elif 2 * hits < 1_000_000:
+                    gone = held - again
+                have = kept | (have & mask)
+        if not asked:
+            blocks[block, READ_BY + reader - 1] = scal[_NOW] + 1
+            return lost
     new_bytes = min(new_bytes, limit - held + gone)
-    held += new_bytes - gone
     if gone > 0:
-        for side in range(partitions):
-            column = side * SIDE_COLUMNS + DIRTY
-            written = max(0, blocks[block, column] - _share(held - new_bytes, side, partitions))
-            blocks[block, column] -= written
-            counters[HBM_WRITE, owner] += written
-            scal[WRITTEN_BACK] += written
+        held -= gone
+        written = max(0, blocks[block, DIRTY] - held)
+        blocks[block, DIRTY] -= written
+        counters[HBM_WRITE, owner] += written
+        scal[WRITTEN_BACK] += written
+    held += new_bytes
+    if is_write:
+        blocks[block, DIRTY] = min(blocks[block, DIRTY] + size, held)
+    space = held
+    if partitions > 1:
+        here = not is_write and reader == 0
+        if not here:
+            space = _quotient(held + partitions - 1, partitions)
+        if 2 * hits <= 1_000_000 or is_write:
+            # copies of what was modified, or has left its home, are void
+            for other in range(partitions - 1):
+                blocks[block, READ_BY + other] = 0
+        copies = blocks[block, COPIES]
+        if copies > 0 and (here or is_write):
+            scal[_BYTES + _band(copies - 1, scal)] -= order[copies - 1] >> _HALF
+            order[copies - 1] = -1
+            blocks[block, COPIES] = 0
+        elif copies == 0 and stamp >= 0 and not here and not is_write:
+            before = order[stamp] >> _HALF
+            if before > space:
+                # the copies stay where they are in the list
+                order[stamp] = ((before - space) << _HALF) | (block << _BLOCK) | _COPY
+                scal[_BYTES + band] -= space
+                blocks[block, COPIES] = stamp + 1
+                stamp, band = -1, 0
+    before = order[stamp] >> _HALF if stamp >= 0 else 0
+    entry = (space << _HALF) | (block << _BLOCK)
+    if blocks[block, DIRTY] > 0:
+        entry |= _MODIFIED
+    # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
+    # capacity again, so that what was modified is written back
+    if stamp >= 0 and stamp == scal[_NOW] - 1 and band <= LAST_INSIDE and gone == 0:
+        order[stamp] = entry
+        scal[_BYTES + band] += space - before
+    else:
+        if stamp >= 0:
+            order[stamp] = -1
+            scal[_BYTES + band] -= before
+        if scal[_NOW] == order.shape[0]:
+            _close_up(cache)
+        order[scal[_NOW]] = entry
+        scal[_NOW] += 1
+        blocks[block, HOME] = scal[_NOW]
+        scal[_BYTES] += space
     blocks[block, HELD] = held
     blocks[block, PRESENT] = np.int64(have | mask)
-    if is_write:
-        dirty = size
-        for side in range(partitions):
-            dirty += blocks[block, side * SIDE_COLUMNS + DIRTY]
-        dirty = min(dirty, held)
-        for side in range(partitions):
-            blocks[block, side * SIDE_COLUMNS + DIRTY] = _share(dirty, side, partitions)
-    for side in range(partitions):
-        stamp = (blocks[block, side * SIDE_COLUMNS + PLACES] & _LOW) - 1
-        band = 0
-        if stamp >= 0 and stamp < scal[side * SIDE_SIZE + FIRST]:
-            band = _band(stamp, scal, side)
-        space = held
-        if side == reader and not is_write:
-            _drop_copies(block, side, cache)
-        elif is_write or fetched or not copied or stamp < 0 or 2 * scal[HITS + band] <= 1_000_000:
-            space = _share(held, side, partitions)
-            if is_write:
-                _drop_copies(block, side, cache)
-            else:
-                _leave_copies(block, band, space, side, cache)
-        else:
-            continue
-        _to_front(block, band, space, gone == 0, side, cache, counters)
+    blocks[block, RENEWED] = 0
+    if reader > 0 and not is_write:
+        blocks[block, READ_BY + reader - 1] = scal[_NOW] + 1
+    grown = space if band > 0 else space - before
+    if grown > 0:
+        scal[GROWN] += grown
+        if scal[GROWN] > scal[QUANTUM]:
+            scal[GROWN] = 0
+            _age(cache, counters)
     missing: int = new_bytes + lost
     return missing
 

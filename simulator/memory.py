@@ -21,15 +21,14 @@ from simulator.l2_blocks import (
     DIRTY,
     FIRST,
     HITS,
+    HOME,
     LAST_INSIDE,
     LIMITS,
     PARTITIONS,
-    PLACES,
     QUANTUM,
     READ,
-    SIDE_COLUMNS,
-    SIDE_SIZE,
-    SIDES,
+    READ_BY,
+    STATE_SIZE,
     access_tile,
 )
 from simulator.problem import DTYPE_BYTES
@@ -68,7 +67,7 @@ class L2:
 
     names: list[str]
     shape: np.ndarray
-    cache: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    cache: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     counters: np.ndarray
     capacity: int
 
@@ -96,9 +95,9 @@ class L2:
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
             base += tensor.heads * per_col * per_row
         n = base + 1
-        # a row is a whole number of cache lines of the machine that simulates
-        blocks = np.zeros((n, -(-(PLACES + partitions * SIDE_COLUMNS) // 8) * 8), np.int64)
-        state = np.zeros(SIDES + partitions * SIDE_SIZE, np.int64)
+        # a row is a cache line of the machine that simulates
+        blocks = np.zeros((n, -(-(READ_BY + partitions - 1) // 8) * 8), np.int64)
+        state = np.zeros(STATE_SIZE, np.int64)
         # how much bands may grow before their ends move: half of it beyond their limits, half of it below
         part = int(capacity_bytes) // partitions
         growth = part // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
@@ -106,10 +105,10 @@ class L2:
         state[LIMITS : LIMITS + BANDS], state[QUANTUM], state[PARTITIONS] = limits, growth, partitions
         state[HITS : HITS + BANDS] = [round(1e6 * share) for share in hit_shares(ways)]
         # the list of blocks in order of use, with room for as many uses again before it is closed up
-        order = np.zeros((partitions, ORDER_FACTOR * n + ORDER_LEAST), np.int64)
+        order = np.zeros(ORDER_FACTOR * n + ORDER_LEAST, np.int64)
         counts = np.diff([row[7] for row in rows] + [n])
-        owners = np.repeat(np.arange(len(rows)), counts).astype(np.int32)
-        cache = (blocks, state, order, owners)
+        owners = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+        cache = (blocks, state, order, owners, np.zeros(len(order), np.int32))
         counters = np.zeros((4, len(tensors)), np.int64)
         shape = np.array(rows, np.int64).reshape(-1, 9)
         return cls(list(tensors), shape, cache, counters, int(capacity_bytes))
@@ -121,15 +120,13 @@ class L2:
     @property
     def dirty_bytes(self) -> int:
         """Bytes modified in the cache and not yet written to HBM."""
-        return int(self.cache[0][:, DIRTY::SIDE_COLUMNS].sum())
+        return int(self.cache[0][:, DIRTY].sum())
 
     def bands(self) -> np.ndarray:
-        """Band of reuse distance of every block in each partition (of those that hold bytes there): ``[block, side]``."""
+        """Band of reuse distance of every block (of those that hold bytes)."""
         blocks, state, *_ = self.cache
-        sides = state[SIDES:].reshape(-1, SIDE_SIZE)
-        ends = sides[:, FIRST - SIDES : FIRST - SIDES + BANDS]
-        stamps = (blocks[:, PLACES : PLACES + len(sides) * SIDE_COLUMNS : SIDE_COLUMNS] & 0xFFFFFFFF) - 1
-        band: np.ndarray = (stamps[:, :, None] < ends).sum(axis=2)
+        ends = state[FIRST : FIRST + BANDS]
+        band: np.ndarray = (blocks[:, HOME, None] - 1 < ends).sum(axis=1)
         return band
 
     def warm_up(self, names: Iterable[str]) -> None:
@@ -138,8 +135,8 @@ class L2:
             t = self.names.index(name)
             heads, rows, cols = (int(x) for x in self.shape[t, :3])
             for head in range(heads):
-                for side in range(int(self.cache[1][PARTITIONS])):
-                    access_tile(t, head, 0, rows, 0, cols, READ, side, self.shape, self.cache, self.counters)
+                for partition in range(int(self.cache[1][PARTITIONS])):
+                    access_tile(t, head, 0, rows, 0, cols, READ, partition, self.shape, self.cache, self.counters)
         self.counters[...] = 0
 
     def clone(self) -> tuple[np.ndarray, ...]:
