@@ -96,29 +96,29 @@ def _age(cache: Cache, counters: np.ndarray) -> None:
         reach += scal[_BYTES + band]
         limit, at = scal[LIMITS + band], scal[FIRST + band]
         moved = 0
+        special = band == LAST_INSIDE or band == BANDS - 1
         while reach > limit and at < newer:
             entry = order[at]
             at += 1
             if entry < 0:
                 continue
-            space = entry >> _HALF
-            reach -= space
-            moved += space
-            if band == LAST_INSIDE:
-                if entry & _MODIFIED:
-                    victim = (entry & _LOW) >> _BLOCK
-                    counters[HBM_WRITE, owners[victim]] += blocks[victim, DIRTY]
-                    scal[WRITTEN_BACK] += blocks[victim, DIRTY]
-                    blocks[victim, DIRTY] = 0
-            elif band == BANDS - 1:
+            reach -= entry >> _HALF
+            moved += entry >> _HALF
+            if special:
                 victim = (entry & _LOW) >> _BLOCK
-                order[at - 1] = -1
-                if entry & _COPY:
-                    blocks[victim, COPIES] = 0
+                if band == LAST_INSIDE:
+                    if entry & _MODIFIED:
+                        counters[HBM_WRITE, owners[victim]] += blocks[victim, DIRTY]
+                        scal[WRITTEN_BACK] += blocks[victim, DIRTY]
+                        blocks[victim, DIRTY] = 0
                 else:
-                    blocks[victim, HOME] = 0
-                    blocks[victim, HELD] = 0
-                    blocks[victim, PRESENT] = 0
+                    order[at - 1] = -1
+                    if entry & _COPY:
+                        blocks[victim, COPIES] = 0
+                    else:
+                        blocks[victim, HOME] = 0
+                        blocks[victim, HELD] = 0
+                        blocks[victim, PRESENT] = 0
         if moved > 0:
             scal[FIRST + band] = at
             scal[_BYTES + band] -= moved

@@ -100,7 +100,7 @@ class L2:
         state = np.zeros(STATE_SIZE, np.int64)
         # how much bands may grow before their ends move: half of it beyond their limits, half of it below
         part = int(capacity_bytes) // partitions
-        growth = part // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
+        growth = int(capacity_bytes) // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
         limits = [part * (4 + band) // 10 - growth // 2 for band in range(BANDS)]
         state[LIMITS : LIMITS + BANDS], state[QUANTUM], state[PARTITIONS] = limits, growth, partitions
         state[HITS : HITS + BANDS] = [round(1e6 * share) for share in hit_shares(ways)]
