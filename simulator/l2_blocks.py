@@ -1,5 +1,10 @@
 """The L2's blocks in order of use: what an access finds there, what leaves for HBM. Compiled, part of the hot loop.
 
+The list is that of the first partition, which stands for all of them (:mod:`simulator.memory` says why). There a block
+takes the share that the partition is the home of and, once its SMs have read it, as many bytes as the whole block: the
+others' shares are copied. Home and copies age apart, since what SMs of another partition ask for renews the home alone,
+and that only while they have no copies of their own.
+
 No function here allocates or keeps an array, so numba counts no references to them (``_nrt=False``): counting, atomic
 and at every call, took three quarters of a replay's time.
 """
@@ -16,9 +21,10 @@ from simulator.compiled import compiled, inlined
 Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: mask of parts present, bytes held, bytes modified; one more than the places in the order
-# of use of what the partition is the home of and, where that was used less lately, of its copies (0: none); millionths
-# that were lost and fetched again since; for every other partition where the order ended when it last read the block
+# columns of the cache's blocks: mask of parts present, bytes held, bytes modified; one more than the places in the
+# order of use of what the partition is the home of and, where they were used less lately, of its copies (0: none);
+# millionths that were lost and fetched again since; for every other partition one more than where the order ended when
+# it last read the block
 PRESENT, HELD, DIRTY, HOME, COPIES, RENEWED, READ_BY = 0, 1, 2, 3, 4, 5, 6
 # The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
 # closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end. An entry
@@ -177,7 +183,9 @@ def touch(
     cache: Cache,
     counters: np.ndarray,
 ) -> int:
-    """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
+    """Access ``size`` bytes (the 64-part ``mask``) of ``block`` from an SM of the partition ``reader``.
+
+    Returns the bytes that miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
     A block that holds bytes is in the list of blocks by use, which reaches beyond the capacity: how far back a block

@@ -3,6 +3,13 @@
 A tensor is tracked in blocks. Narrow tensors (Q, K, V, O ...) have blocks of some rows and their full width; wide
 ones (S, P: one row is long) have blocks of few rows, whose 64 parts are column ranges.
 
+GPUs since the A100 have their L2 in partitions. Each is the home of a part of memory, lines from all over a block, and
+keeps copies of what its SMs read of the others' parts; without its home's line a copy is void. So on an H200, which has
+two, half the capacity fits of what all SMs read and two thirds of what one SM each reads (``micro_l2_partitions.csv``),
+and a read that finds a copy is not seen by the line's home, which may so forget a line in use. What was written is kept
+by its home alone. Partitions do the same to each other's parts of a block, so one of them stands for all: what it
+lacks, the others lack of theirs.
+
 Replacement is least recently used, in sets: lines are hashed to sets of ``ways`` lines, so of a block whose reuse
 distance is x times the capacity the share P(Poisson(ways * x) < ways) is still there (Hill and Smith, "Evaluating
 associativity in CPU caches", 1989). Misses set in gradually where a fully associative cache would have a cliff.
@@ -82,7 +89,8 @@ class L2:
         partitions: int = 1,
     ) -> L2:
         """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's blocks, by name;
-        ``wide_rows`` are the rows of a wide tensor's block; ``ways`` ``None`` makes it fully associative."""
+        ``wide_rows`` are the rows of a wide tensor's block; ``ways`` ``None`` makes it fully associative;
+        ``partitions`` share ``capacity_bytes`` evenly."""
         rows, base = [], 0
         for tensor in tensors.values():
             if tensor.cols > WIDE_COLS:
@@ -116,6 +124,11 @@ class L2:
     def snapshot(self) -> np.ndarray:
         """``[4, tensors]``: SM reads, SM writes, HBM reads, HBM writes so far."""
         return self.counters.copy()
+
+    @property
+    def shared_capacity(self) -> int:
+        """Bytes that fit of what SMs of every partition read."""
+        return self.capacity // int(self.cache[1][PARTITIONS])
 
     @property
     def dirty_bytes(self) -> int:
