@@ -226,7 +226,7 @@ def run_kernel(
     gap = gap if kernel.launch_gap_cycles is None else kernel.launch_gap_cycles
     readings = tuple(reading_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
     bundle = bundle_size(kernel, slots) if not log else 1
-    plan = Plan() if log else plan_replay(kernel, slots, l2.capacity, budget, bundle)
+    plan = Plan() if log else plan_replay(kernel, slots, l2.shared_capacity, budget, bundle)
     prepared = _Prepared(kernel, l2, bundle, plan)
     gap_ticks = int(gap * TICKS_PER_CYCLE)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
