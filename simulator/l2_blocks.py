@@ -252,13 +252,15 @@ def touch(
         blocks[block, DIRTY] = min(blocks[block, DIRTY] + size, held)
     space = held
     if partitions > 1:
-        here = not is_write and reader == 0
+        # a write goes to the home; of the copies only the writer's own, if it has any, are written as well
+        here = reader == 0 and (not is_write or (stamp >= 0 and _has_copies(block, 0, cache)))
         if not here:
             space = _quotient(held + partitions - 1, partitions)
         if 2 * hits <= 1_000_000 or is_write:
-            # copies of what was modified, or has left its home, are void
+            # copies of what has left its home, or was modified by others, are void
             for other in range(partitions - 1):
-                blocks[block, READ_BY + other] = 0
+                if 2 * hits <= 1_000_000 or other != reader - 1 or not _has_copies(block, reader, cache):
+                    blocks[block, READ_BY + other] = 0
         copies = blocks[block, COPIES]
         if copies > 0 and (here or is_write):
             scal[_BYTES + _band(copies - 1, scal)] -= order[copies - 1] >> _HALF
@@ -294,7 +296,7 @@ def touch(
     blocks[block, HELD] = held
     blocks[block, PRESENT] = np.int64(have | mask)
     blocks[block, RENEWED] = 0
-    if reader > 0 and not is_write:
+    if reader > 0 and (not is_write or blocks[block, READ_BY + reader - 1] > 0):
         blocks[block, READ_BY + reader - 1] = scal[_NOW] + 1
     grown = space if band > 0 else space - before
     if grown > 0:

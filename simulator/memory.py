@@ -6,9 +6,9 @@ ones (S, P: one row is long) have blocks of few rows, whose 64 parts are column 
 GPUs since the A100 have their L2 in partitions. Each is the home of a part of memory, lines from all over a block, and
 keeps copies of what its SMs read of the others' parts; without its home's line a copy is void. So on an H200, which has
 two, half the capacity fits of what all SMs read and two thirds of what one SM each reads (``micro_l2_partitions.csv``),
-and a read that finds a copy is not seen by the line's home, which may so forget a line in use. What was written is kept
-by its home alone. Partitions do the same to each other's parts of a block, so one of them stands for all: what it
-lacks, the others lack of theirs.
+and a read that finds a copy is not seen by the line's home, which may so forget a line in use. A write goes to the home
+and, if there is one, to the copy of the writer's partition; others' copies are void. Partitions do the same to each
+other's parts of a block, so one of them stands for all: what it lacks, the others lack of theirs.
 
 Replacement is least recently used, in sets: lines are hashed to sets of ``ways`` lines, so of a block whose reuse
 distance is x times the capacity the share P(Poisson(ways * x) < ways) is still there (Hill and Smith, "Evaluating

@@ -74,7 +74,8 @@ class Exact:
 class ExactPartitions(Exact):
     """Two halves: each the home of every other line, drawn at random, with copies of what its SMs read of the other's.
 
-    A copy that is found is used without the home's knowledge; it is void when its home's line leaves or is written.
+    A copy that is found is used without the home's knowledge; it is void when its home's line leaves or is written from
+    the home's half.
     """
 
     def __init__(self, tensors, capacity: int, ways: int | None):
@@ -95,7 +96,10 @@ class ExactPartitions(Exact):
             self.read_bytes += LINE * (kind != WRITE)
             self._keep(at_home, line, kind != READ)
         if kind != READ:
-            copies.pop(line, None)
+            if side == home:
+                copies.pop(line, None)
+            elif line in copies:
+                copies.move_to_end(line)
         elif side != home:
             self._keep(copies, line, False)
 

@@ -60,6 +60,18 @@ def test_what_is_written_has_no_copies():
     assert buffers.read("A", "all") > 0, "reading makes copies, which displace the rest"
 
 
+def test_a_writer_keeps_its_own_copies():
+    """Of what one SM each reads and writes in turn (FA1's O) two thirds fit, as of what is only read."""
+    for size, fits in ((36, True), (50, False)):
+        buffers = Buffers(60 * MIB, A=size)
+        for _ in range(3):
+            for i in range(size * MIB // TILE):
+                buffers.touch("A", i, i % 2)
+                buffers.touch("A", i, i % 2, WRITE)
+        assert (buffers.l2.counters[HBM_READ].sum() == size * MIB) == fits
+        assert (buffers.l2.counters[HBM_WRITE].sum() == 0) == fits
+
+
 def test_a_home_forgets_what_is_read_from_copies():
     """Tile 0 is in use all the time, but only SMs of the other half read it, from their copy: its home does not see
     that and forgets it, which voids the copy."""
