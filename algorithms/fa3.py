@@ -32,6 +32,7 @@ from algorithms.fa3_tiles import forward_tile as forward_tile  # what callers as
 from algorithms.fa3_tiles import tile_spaces as tile_spaces  # what the search of tiles asks of it
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
 from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.instruction_counts import fa3_around
 from algorithms.kernel_tables import Fa3Tile
 from algorithms.kernels_common import registers_at_launch
 from algorithms.passes import build_passes
@@ -229,6 +230,7 @@ def build_forward(
         lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, t.padded_head_dim_v),
         lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
         mix,
+        fa3_around(problem.head_dim, problem.dtype) if mix is None else None,
     )
     if varlen.is_varlen(problem):
         cta = varlen.within_sequence(cta)

@@ -12,11 +12,11 @@ from algorithms.common import (
     softcap_ops,
     softmax_scale,
 )
-from algorithms.counted import residual_instructions
+from algorithms.counted import instructions_around, residual_instructions
 from algorithms.fa2_roles import epilogue
 from algorithms.fa3_tiles import forward_tile as forward_tile  # what callers ask of an algorithm's module
 from algorithms.fa3_tiles import tile_spaces as tile_spaces  # what the search of tiles asks of it
-from algorithms.instruction_counts import InstructionMix, fa3_forward_mix
+from algorithms.instruction_counts import OUTSIDE_PACE, AroundTile, InstructionMix, fa3_forward_mix
 from algorithms.kernel_tables import Fa3Tile
 from simulator.problem import AttentionProblem
 from simulator.program import (
@@ -60,6 +60,13 @@ def _softmax(s: Buffer, v: dict[str, Buffer], scale: float) -> tuple[list[Op], l
     ]
 
 
+def _copied(name: str, copied_bytes: int, warps: int, around: AroundTile) -> Instructions:
+    """What ``warps`` execute to copy ``copied_bytes`` row by row."""
+    copies = copied_bytes / 16 / (32 * warps)
+    lanes = 32.0 * warps * (around.packed_fixed + around.packed_per_copy * copies)
+    return Instructions(name, (("issue", OUTSIDE_PACE * lanes),))
+
+
 def roles(
     problem: AttentionProblem,
     t: Fa3Tile,
@@ -68,9 +75,14 @@ def roles(
     o_tile: Callable[[Index, int], Tile],
     lse_tile: Callable[[Index, int], Tile],
     mix: InstructionMix | None = None,
+    around: AroundTile | None = None,
 ) -> tuple[Role, ...]:
     """Loader and consumer warpgroups; ``o_tile``/``lse_tile`` map (first row, rows) to where the results go. ``mix``:
-    the kernel's counted instructions, if it is not FA3's."""
+    the kernel's counted instructions, if it is not FA3's; ``around``: those outside the key loop, if they count.
+
+    TMA moves Q and O, but for packed query heads (``group`` above 1): then the loader's warps copy Q row by row and
+    the consumers O (hopper/pack_gqa.h).
+    """
     groups, rows = t.num_mma_warpgroups, t.tile_m // t.num_mma_warpgroups
     d, dv, dtype, bc = t.padded_head_dim, t.padded_head_dim_v, problem.dtype, t.tile_n
     scale = softmax_scale(problem)
@@ -97,12 +109,15 @@ def roles(
         """The blocks at a window's left edge, which test the mask once more."""
         return [Loop("j", var("n_left"), body)] if local else []
 
+    packed = group > 1 and around is not None
+    q_tile = tile(tensors["Q"], head, var("row0"), t.tile_m, 0, d)
     loader = Role(
         "loader",
         [
             *load_k(masked),
             Acquire(q_pipe),
-            Load(tile(tensors["Q"], head, var("row0"), t.tile_m, 0, d), q_pipe, via="tma"),
+            *([_copied("copy Q", q_tile.bytes, 4, around)] if packed and around else []),
+            Load(q_tile, q_pipe, via="cp_async" if packed else "tma"),
             Acquire(o_pipe),
             # K runs one block ahead of V, as the consumers ask for them
             Loop("j", var("n_masked") - 1, [*load_k(masked - (j + 1) * bc), *load_v(masked - j * bc)]),
@@ -110,7 +125,7 @@ def roles(
             *left_edge([*load_k(left - j * bc), *load_v(left - (j - 1) * bc)]),
             *load_v(var("last_row")),
         ],
-        warps=0,
+        warps=4 if packed else 0,
     )
 
     def consumer(index: int) -> Role:
@@ -220,23 +235,34 @@ def roles(
                 Loop("j", var("n_full"), step(full - j * bc, False)),
                 *left_edge(step(left - j * bc, True)),
             ]
+        begin: list[Op] = [fill(o, 0.0), fill(v["l"], 0.0), fill(v["m"], float("-inf"))]
+        end = epilogue(o, out, v, scale)
+        outside: list[Op] = []
+        if around:
+            lanes = OUTSIDE_PACE * around.instructions * 32 / groups
+            outside = [Instructions("around", instructions_around(lanes / 2, [*begin, *end]))]
+        o_bytes = rows * dv * 2
+        store: list[Op] = [Store(View(out), o_tile(row0, rows), via="tma"), Release(o_pipe)]
+        if packed and around:
+            copy = _copied("copy O", o_bytes, 4, around)
+            store = [Release(o_pipe), copy, Store(View(out), o_tile(row0, rows))]
         return Role(
             f"warpgroup{index}",
             [
                 Consume(q_pipe),
-                fill(o, 0.0),
-                fill(v["l"], 0.0),
-                fill(v["m"], float("-inf")),
+                *outside,
+                *begin,
                 *start,
                 *loops,
                 Release(q_pipe),
                 *finish,
-                *epilogue(o, out, v, scale),
-                # O is staged through SMEM and stored by TMA
-                Exchange("O", rows * dv * 2, rows * dv * 2),
-                Barrier(f"epilogue{index}"),
-                Store(View(out), o_tile(row0, rows), via="tma"),
-                Release(o_pipe),
+                *outside,
+                *end,
+                # O is staged through SMEM where V lay: all warpgroups must have read that
+                *([Barrier("read_v", groups)] if around else []),
+                Exchange("O", o_bytes, o_bytes),
+                Barrier("epilogue", groups) if packed else Barrier(f"epilogue{index}"),
+                *store,
                 Store(View(v["lse"]), lse_tile(row0, rows)),
             ],
             issue_interval_cycles=mix.issue_interval_cycles,

@@ -103,6 +103,28 @@ _FA3_FP8_FORWARD = {
     (256, True): InstructionMix(10.60, 4.62, 2.83, 1.04, 0.50, 0.19, source=_FA3_FP8_ON, issue_interval_cycles=1.46),
 }
 
+
+#: How much longer than in its loop an instruction outside it waits for the one before (fitted: timed_builds_run1.csv).
+OUTSIDE_PACE = 1.3
+
+
+@dataclass(frozen=True)
+class AroundTile:
+    """Warp instructions of a work tile outside its key loop, all warps of the CTA together; a warp's further ones when
+    query heads are packed into rows, so that threads copy Q and O: ``packed_fixed`` (row pointers by division) and
+    ``packed_per_copy`` for each 16 bytes that a thread moves."""
+
+    instructions: int
+    packed_fixed: float = 115.0
+    packed_per_copy: float = 3.75
+
+
+_FA3_AROUND_ON = "mix_launches_builds_run1.csv: tiles of several key blocks, less the loop's instructions"
+_FA3_AROUND = {
+    "16-bit": {64: AroundTile(3950), 128: AroundTile(3290), 256: AroundTile(4740)},
+    "e4m3": {64: AroundTile(4840), 128: AroundTile(4555), 256: AroundTile(5970)},
+}
+
 # (head dim, masked) of flash_attn_4_sm90's main backward kernel, producer, dQ's writer, prologue and epilogue included,
 # without the uniform pipe's instructions (1.2 to 11.9): descriptors of wgmma, made while the products before them run
 _FA4_ON = "ncu, one H200, flash-attn-4 4.0.0b36, 2026-11-30 (mix_launches_fa4_run1.csv, stalls_fa4_run1.csv)"
@@ -215,6 +237,12 @@ def fa3_forward_mix(head_dim: int, causal: bool = False, dtype: str = "bf16") ->
     producer included). The rescale is head_dim / tile_n of ``fma``; the rest of it is 2.2 to 2.4 at every head dim."""
     counted = _FA3_FP8_FORWARD if dtype == "e4m3" else _FA3_FORWARD
     return _between({d: mix for (d, masked), mix in counted.items() if masked == causal}, head_dim)
+
+
+def fa3_around(head_dim: int, dtype: str) -> AroundTile:
+    """FA3 forward outside its key loop (H200, :data:`_FA3_AROUND_ON`), of the next larger head dim that was counted."""
+    counted = _FA3_AROUND["e4m3" if dtype == "fp8" else "16-bit"]
+    return counted[min((d for d in counted if d >= head_dim), default=max(counted))]
 
 
 def softmax_mix(kind: str, backward: bool = False) -> InstructionMix:

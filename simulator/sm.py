@@ -17,7 +17,7 @@ from simpy.events import Event, Process
 
 from simulator.event_loop import EventLoop
 from simulator.sm_costs import CAUSES, PIPE_INDEX, PIPES, TimedLoop, TimedOp, TimedRole
-from simulator.sm_pipes import STREAM_UNITS, Observer, Sm
+from simulator.sm_pipes import STREAM_UNITS, TENSOR_KINDS, Observer, Sm
 from simulator.sm_waiting import Counter, Pending, Semaphore
 from simulator.warp_streams import TENSOR, Job
 
@@ -202,6 +202,10 @@ class _RoleProcess:
                 slots.add(freed)
 
 
+def _multiplies(ops: Iterable[Any]) -> bool:
+    return any(_multiplies(op.body) if isinstance(op, TimedLoop) else op.kind in TENSOR_KINDS for op in ops)
+
+
 def _paced(ops: Iterable[Any]) -> bool:
     return any(_paced(op.body) if isinstance(op, TimedLoop) else bool(op.paced) for op in ops)
 
@@ -271,13 +275,16 @@ def run_sm(
     sm = Sm(env, round(latency_cycles * TICKS_PER_CYCLE), observer, any(_paced(ops) for _, _, ops in roles))
     by_cta, ends = [], []
     tiles = [*[trips if first is None else first] * (items - 1), trips]
+    # what the CTA waits for is what its computing roles wait for, not its loaders and writers
     least_warps = min(4, max(warps for _, warps, _ in roles))
+    computing = [_multiplies(ops) for _, _, ops in roles]
+    if not any(computing):
+        computing = [warps >= least_warps for _, warps, _ in roles]
     for resident in range(residents):
         cta = _CtaState(env, semaphores)
         runs = [_RoleProcess(sm, cta, name, ops, tiles, f"cta{resident}/{name}", marked) for name, _warps, ops in roles]
         processes = [env.process(run.main()) for run in runs]
-        # what the CTA waits for is what its computing roles wait for, not its loaders and writers
-        by_cta.append([run for run, (_, warps, _) in zip(runs, roles, strict=True) if warps >= least_warps])
+        by_cta.append([run for run, computes in zip(runs, computing, strict=True) if computes])
 
         def finish(group: list[Process]) -> _Steps:
             yield env.all_of(group)

@@ -21,7 +21,8 @@ _Parts = tuple[_Work, tuple[tuple[int, int, str | None], ...], Demand | None, in
 #: work fall out of step. The SMEM port and, but for tensor instructions, the issue slots are shared equally.
 _IN_ORDER = ("tensor", "exp", "fp32", "alu")
 _ISSUE = PIPE_INDEX["issue"]
-_TENSOR_KINDS = ("matmul", "matmul_async")
+#: Operations that are batches of tensor instructions.
+TENSOR_KINDS = ("matmul", "matmul_async")
 #: Units that the instructions of warps share, where they advance as streams with a pace of their own.
 STREAM_UNITS = tuple(PIPE_INDEX[name] for name in ("exp", "fp32", "alu", "issue"))
 
@@ -64,7 +65,7 @@ class Sm:
         ``op.minimum`` at least.
         """
         now = known = self.env.now
-        tensor = op.kind in _TENSOR_KINDS
+        tensor = op.kind in TENSOR_KINDS
         key = (op.work, tensor, op.minimum)
         parts = self._parts.get(key)
         if parts is None:
