@@ -70,13 +70,13 @@ class _Prepared:
         first, coords = np.arange(kernel.ctas), kernel.coords
         if bundle > 1:
             first = self._bundle_starts()
-            coords = {name: values[first] for name, values in coords.items()}
-        elif plan.skip:
-            first = np.delete(first, slice(plan.jump_at, plan.jump_at + plan.skip))
-            coords = {name: values[first] for name, values in coords.items()}
-        self.coords = coords
         #: CTAs, or bundles of them, with those that are left out.
         self.all = len(first) if bundle > 1 else kernel.launched
+        if plan.skip:
+            first = np.delete(first, slice(plan.jump_at, plan.jump_at + plan.skip))
+        if bundle > 1 or plan.skip:
+            coords = {name: values[first] for name, values in coords.items()}
+        self.coords = coords
         self.n = n = len(first)
         accesses = kernel_accesses(kernel)
         names = [t.coord for t in self.segments]
@@ -308,7 +308,7 @@ def run_kernel(
     # what the ones before it left, or leaves some to the next one
     again[HBM_WRITE] = np.minimum(again[HBM_WRITE], again[SM_WRITE])
     if plan.unit:
-        once = again[SM_WRITE] * kernel.ctas <= l2.shape[:, [0, 1, 2, 8]].prod(axis=1) * plan.unit
+        once = again[SM_WRITE] * prepared.all <= l2.shape[:, [0, 1, 2, 8]].prod(axis=1) * plan.unit
         again[HBM_WRITE] = np.where(once, again[SM_WRITE], again[HBM_WRITE])
         busy[1, 1] += hbm_write_ticks * (again[HBM_WRITE] - unit_traffic[HBM_WRITE]).sum()
     l2.counters += unit_traffic + repeats * again

@@ -274,7 +274,11 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     n = kernel.ctas
     iterations = int(iterations_of(kernel).sum())
     if bundle > 1:
-        return Plan(max(1, iterations // bundle // max(1, budget)))
+        # no loops, and the CTAs of a bundle follow each other
+        if 2 * n <= budget * JUMP_SHARE * bundle or not _even_bundles(kernel, bundle):
+            return Plan()
+        left_out = _waves_left_out(kernel, slots * bundle, capacity_bytes)
+        return Plan(1, *(ctas // bundle for ctas in left_out))
     events = iterations + 2 * n
     if events <= budget * JUMP_SHARE:
         return Plan()
@@ -285,25 +289,11 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
     jump_at = unit = skip = 0
     # where phases matter they need time to drift apart: nothing is left out that can be afforded
     if events > (fine if crowded else budget * JUMP_SHARE):
-        unit, fill = own_unit(kernel, slots, capacity_bytes)
-        if unit:
-            # waves are one like the other once they have drifted: any of them may be the first that counts
-            before, after, least = 2 * unit, max(slots * END_WAVES, fill), LEAST_SKIP_OF_WAVES
-        else:
-            unit = repeating(kernel, slots, per_head <= capacity_bytes)
-            waves = min(UNIT_WAVES * slots, ceil(UNIT_ITERATIONS * slots * n / max(1, iterations)))
-            unit *= -(-waves // unit)
-            fill = _filling(kernel, capacity_bytes)
-            start = (
-                0 if fill < SHORT_START * unit and per_head > FAR_BEYOND * capacity_bytes else max(1, -(-fill // unit))
-            )
-            before, after, least = unit * max(1 + start, -(-3 * slots // unit)), unit, LEAST_SKIP
-        jump_at, skip = before, _left_out(n, slots, unit, n - before - after)
-        if skip >= least * n:
-            iterations = iterations * (n - skip) // n
-            n -= skip
-        else:
-            jump_at = unit = skip = 0
+        jump_at, unit, skip = _waves_left_out(kernel, slots, capacity_bytes)
+        if not unit:
+            jump_at, unit, skip = _heads_left_out(kernel, slots, capacity_bytes, per_head)
+        iterations = iterations * (n - skip) // n
+        n -= skip
     # iterations that touch many blocks take as long as several others
     cost = iterations * blocks_an_iteration(kernel)
     # two iterations an event lose misses where phases matter, and take almost as long as one
@@ -326,6 +316,38 @@ def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bu
 def _chunk(iterations: int, ctas: int, budget: int) -> int:
     """Iterations an event of which a launch of so many stays within ``budget``, starts and ends included."""
     return max(1, -(-iterations // max(budget // 2, budget - 2 * ctas)))
+
+
+def _even_bundles(kernel: Kernel, bundle: int) -> bool:
+    """Whether the rows of every head make the same number of whole bundles."""
+    rows = kernel.coords["row0"]
+    each = int(np.argmax(rows[1:] <= rows[:-1])) + 1
+    return each % bundle == 0 and kernel.ctas % each == 0 and bool((rows.reshape(-1, each) == rows[:each]).all())
+
+
+def _waves_left_out(kernel: Kernel, slots: int, capacity_bytes: int) -> tuple[int, int, int]:
+    """Where to leave CTAs out of a launch whose waves are one like the other once they have drifted, what stands for
+    them, and how many; zeros: nowhere."""
+    n = kernel.ctas
+    unit, fill = own_unit(kernel, slots, capacity_bytes)
+    if not unit:
+        return 0, 0, 0
+    skip = _left_out(n, slots, unit, n - 2 * unit - max(slots * END_WAVES, fill))
+    return (2 * unit, unit, skip) if skip >= LEAST_SKIP_OF_WAVES * n else (0, 0, 0)
+
+
+def _heads_left_out(kernel: Kernel, slots: int, capacity_bytes: int, per_head: int) -> tuple[int, int, int]:
+    """The same where it repeats itself on other heads."""
+    n = kernel.ctas
+    unit = repeating(kernel, slots, per_head <= capacity_bytes)
+    waves = min(UNIT_WAVES * slots, ceil(UNIT_ITERATIONS * slots * n / max(1, int(iterations_of(kernel).sum()))))
+    unit *= -(-waves // unit)
+    fill = _filling(kernel, capacity_bytes)
+    part_of_unit = fill < SHORT_START * unit and per_head > FAR_BEYOND * capacity_bytes
+    start = 0 if part_of_unit else max(1, -(-fill // unit))
+    before = unit * max(1 + start, -(-3 * slots // unit))
+    skip = _left_out(n, slots, unit, n - before - unit)
+    return (before, unit, skip) if skip >= LEAST_SKIP * n else (0, 0, 0)
 
 
 def _left_out(n: int, slots: int, unit: int, most: int) -> int:

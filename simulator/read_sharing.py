@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.accesses import Access, access_bytes, index_values, kernel_accesses
-from simulator.program import Kernel, once_a_kernel
+from simulator.accesses import access_bytes, index_values, kernel_accesses
+from simulator.program import Index, Kernel, once_a_kernel
 
 
 @once_a_kernel
@@ -24,17 +24,22 @@ def unseen_read_bytes(kernel: Kernel, sharers: int) -> dict[str, int]:
     unseen: dict[str, int] = {}
     if sharers < 2 or kernel.in_step_iterations <= 0 or kernel.ctas < 2:
         return unseen
+    # K and V are walked alike
+    shares: dict[tuple[Index, ...], np.ndarray] = {}
     for access in kernel_accesses(kernel):
         if access.loops and not access.is_write:
-            name = access.tile.tensor.name
-            unseen[name] = unseen.get(name, 0) + _unseen(access, kernel, sharers)
+            name, place = access.tile.tensor.name, access.tile
+            walk = (place.head, place.row, place.col, *(loop.count for loop in access.loops))
+            if walk not in shares:
+                shares[walk] = _shared(walk, {loop.var: 0 for loop in access.loops}, kernel, sharers)
+            unseen[name] = unseen.get(name, 0) + int((access_bytes(access, kernel) * shares[walk]).sum())
     return unseen
 
 
-def _unseen(access: Access, kernel: Kernel, sharers: int) -> int:
-    env = dict(kernel.coords) | {loop.var: 0 for loop in access.loops}
-    place = access.tile
-    walk = [place.head, place.row, place.col, *(loop.count for loop in access.loops)]
+def _shared(walk: tuple[Index, ...], first: dict[str, int], kernel: Kernel, sharers: int) -> np.ndarray:
+    """By CTA, the share of the reads along ``walk`` that a neighbour's equal ones bring; ``first`` are the loop
+    variables at its start."""
+    env = dict(kernel.coords) | first
     starts = np.stack([np.broadcast_to(index_values(index, env), (kernel.ctas,)) for index in walk])
     # of the sharers - 1 SMs beside it, how many run the same walk: a CTA is first, second ... of its TPC as often
     in_step = np.zeros(kernel.ctas)
@@ -43,4 +48,5 @@ def _unseen(access: Access, kernel: Kernel, sharers: int) -> int:
         in_step[distance:] += equal
         in_step[:-distance] += equal
     drift = np.sqrt(np.maximum(starts[-1], 0) / kernel.in_step_iterations)
-    return int((access_bytes(access, kernel) * (in_step / sharers) / (1.0 + drift)).sum())
+    share: np.ndarray = (in_step / sharers) / (1.0 + drift)
+    return share

@@ -17,10 +17,15 @@ __all__ = ["executed_work", "program_traffic", "sm_traffic"]
 def executed_work(kernel: Kernel) -> dict[str, float]:
     """Work that ``kernel`` executes, padding included: ``matmul`` in FLOP, the other units in lane-operations."""
     total = dict.fromkeys(("matmul", *UNITS), 0.0)
+    # operations of one loop's body are counted once: by the loops themselves, which live as long as the kernel
+    counted: dict[tuple[int, ...], int] = {}
     for _role, loops, op in kernel.walk():
         if not isinstance(op, Matmul | Compute | Instructions):
             continue
-        times = _repetitions(loops, kernel)
+        around = tuple(id(loop) for loop in loops)
+        if around not in counted:
+            counted[around] = _repetitions(loops, kernel)
+        times = counted[around]
         if isinstance(op, Matmul):
             m, n, k = op.mnk
             total["matmul"] += 2.0 * m * n * k * times

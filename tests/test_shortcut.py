@@ -11,7 +11,7 @@ from algorithms import MODULES, build_program, fa1_schedule
 from simulator import AttentionProblem, simulate
 from simulator.device import run_kernel
 from simulator.errors import InputError
-from simulator.launch import occupancy
+from simulator.launch import bundle_size, occupancy
 from simulator.overrides import with_values
 from simulator.physics import Physics
 from simulator.plan import EVENT_BUDGET, crowding, iterations_of, own_unit, plan_replay, shared_streams
@@ -196,6 +196,19 @@ def test_launches_whose_ctas_have_bytes_of_their_own():
     plan = plan_replay(addition, slots, new_cache(program, GPU, Physics(), "cold").shared_capacity, EVENT_BUDGET)
     assert plan.skip > addition.ctas // 4
     assert_same(addition, program)
+
+
+def test_bundles_of_alike_ctas_are_left_out():
+    """Softmax over short rows: CTAs by the ten thousand, replayed a few together."""
+    program = build_program("standard", P(batch=16, heads=16, seqlen_q=1024, head_dim=128), GPU)
+    softmax = next(kernel for kernel in program.kernels if kernel.name == "softmax")
+    slots = GPU.num_sms * occupancy(softmax, GPU)
+    bundle = bundle_size(softmax, slots)
+    plan = plan_replay(softmax, slots, new_cache(program, GPU, Physics(), "cold").capacity, EVENT_BUDGET, bundle)
+    assert bundle > 1
+    assert plan.skip > softmax.ctas // bundle // 4
+    assert plan.skip % plan.unit == 0 and plan.unit % slots == 0
+    assert_same(softmax, program)
 
 
 def test_rows_that_a_tensor_ends_in_are_not_left_out():
