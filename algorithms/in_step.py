@@ -7,8 +7,8 @@ only): what L2 saw of the reads that consecutive CTAs have in common (:mod:`simu
 
 from __future__ import annotations
 
-#: Loop iterations over which half the common reads are in step. Kernels with an SM of their own, by head dim up to which
-#: (FA3's forward, cuDNN's and FA2's backward alike), ...
+#: Loop iterations over which half the common reads are in step. Kernels with an SM of their own, by head dim up to
+#: which (FA3's forward, cuDNN's and FA2's backward alike), ...
 OWN_SM: dict[int, float] = {64: 40.0, 128: 1600.0, 256: 300.0}
 #: ... but FA2's backward at head dims above 64 to 128 (tiles of 64 x 128), which hardly drifts, ...
 FA2_BACKWARD_128 = 100_000.0
@@ -16,7 +16,7 @@ FA2_BACKWARD_128 = 100_000.0
 FA4_BACKWARD = 150.0
 #: ... FA2's forward, with two CTAs on an SM in each other's way; ...
 FA2_FORWARD = 24.0
-#: ... and cuBLAS's products of queries and keys that run one CTA a tile, without clusters.
+#: ... and cuBLAS's products of queries and keys.
 CUBLAS_SCORES = 16.0
 
 

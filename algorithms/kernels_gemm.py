@@ -154,8 +154,8 @@ def product_shape(role: str, problem: AttentionProblem) -> tuple[int, int]:
 def hopper_kernel_at(role: str, rows: int, columns: int, tile_rows: int, tile_columns: int, stages: int) -> GemmKernel:
     """The Hopper kernel for a C of ``rows`` x ``columns`` with a given tile and slices in flight."""
     scores = role in ("scores", "grad_scores")
-    # CTAs in pairs along tiles of an even number, or so many that one more costs little; those that share the long operand
-    # of an output before others
+    # CTAs in pairs along tiles of an even number, or so many that one more costs little; those that share the long
+    # operand of an output before others
     row_pairs, column_pairs = _in_pairs(ceil_div(rows, tile_rows)), _in_pairs(ceil_div(columns, tile_columns))
     cluster = (1, 2) if column_pairs and not (scores and row_pairs) else (2, 1) if row_pairs else (1, 1)
     smem = 2 * stages * 64 * (tile_rows + tile_columns) + 16_580
@@ -189,8 +189,8 @@ def _narrow(
 
 
 def _least_waves(tall: GemmKernel, flat: GemmKernel, rows: int, matrices: int, sms: int) -> GemmKernel:
-    """The one whose tiles, ``sms`` at a time, are done first; ``tall``, which reads B half as often, if it takes up to a
-    tenth longer (seen of 6391 and 1570 rows of 64 and 1024 matrices; ``flat`` of 596 rows of 256, a fifth)."""
+    """The one whose tiles, ``sms`` at a time, are done first; ``tall``, which reads B half as often, if it takes up to
+    a tenth longer (seen of 6391 and 1570 rows of 64 and 1024 matrices; ``flat`` of 596 rows of 256, a fifth)."""
 
     def rows_in_turn(kernel: GemmKernel) -> int:
         return ceil_div(matrices * ceil_div(rows, kernel.tile_rows), sms) * kernel.tile_rows

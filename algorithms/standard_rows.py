@@ -47,9 +47,9 @@ ELEMENTWISE_CTAS = 49_152
 CTA_LAUNCH_CYCLES = 400.0
 
 MOST_LAUNCHES = 8
-#: Rows that an SM's CTAs pass over more than once are found in L1 while they take this share of it, more of them the less
-#: they take beyond. By ncu on an H200 (launches_run1.csv, launches_random_run1.csv), two CTAs an SM in three passes: rows
-#: of 9643 16-bit scores (0.15 of L1) were asked of L2 1.01 times, rows of 32768 (0.5) 1.84 times.
+#: Rows that an SM's CTAs pass over again are found in L1 while they take this share of it, the less of them the more
+#: they take beyond. By ncu on an H200 (launches_run1.csv, launches_random_run1.csv), two CTAs an SM in three passes:
+#: rows of 9643 16-bit scores (0.15 of L1) were asked of L2 1.01 times, rows of 32768 (0.5) 1.84 times.
 HELD_IN_L1 = 0.15
 #: Chunks of a row by pass, where a row is too long to be kept: maximum, sum, output.
 PASSES = ("n_max", "n_sum", "n_output")

@@ -61,8 +61,8 @@ class Load:
     """Copy a tile from HBM (through L2) on chip. Into a pipe it is asynchronous; into a buffer it blocks,
     unless ``token`` names it for a later :class:`Await`. With ``multicast`` > 1 the CTAs of a cluster (coordinate
     ``cluster_rank``) each fetch that share of the tile's rows and hand it to the others: L2 sees the tile once.
-    ``overfetch``: bytes that L2 sends for one of the tile, where threads read parts of 32-byte sectors. ``from_l1``: the
-    share of the tile that L1 still holds from an earlier load of it."""
+    ``overfetch``: bytes that L2 sends for one of the tile, where threads read parts of 32-byte sectors. ``from_l1``:
+    the share of the tile that L1 still holds from an earlier load of it."""
 
     source: Tile
     into: Buffer | Pipe | View

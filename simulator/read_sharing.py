@@ -98,6 +98,7 @@ def _shared(kernel: Kernel, sharers: int, sms: int, residents: int) -> dict[str,
     places = _Places.of(kernel, sharers, sms, residents)
     longest = max(in_loops, key=lambda w: float(w.bytes.sum()))
     drifts, paired = _pairs(kernel, places, longest, iterations)
+    openings: dict[bytes, np.ndarray] = {}
     unseen: dict[str, int] = {}
     for w in walks:
         # of the sharers - 1 SMs beside it, how many ask what a CTA does, in step
@@ -110,7 +111,10 @@ def _shared(kernel: Kernel, sharers: int, sms: int, residents: int) -> dict[str,
             common = common * paired[distance - 1] / sharers
             shared[distance:] += common
             shared[:-distance] += common
-        opening = places.opening(w)
+        start = w.starts[:, : places.slots]
+        if (key := start.tobytes()) not in openings:
+            openings[key] = places.opening(start)
+        opening = openings[key]
         first = 1.0 / np.maximum(w.count[: opening.size], 1)
         shared[: opening.size] += np.maximum(OPENS_IN_STEP * opening - shared[: opening.size], 0.0) * first
         name = w.access.tile.tensor.name
@@ -145,11 +149,11 @@ class _Places:
         beside: np.ndarray = (b == a + distance) & (a // self.sharers == b // self.sharers)
         return beside
 
-    def opening(self, walk: _Walk) -> np.ndarray:
-        """Share of each first-wave CTA's opening reads that other SMs of its GPC ask for, too."""
-        first = min(self.sm.size, self.slots)
+    def opening(self, starts: np.ndarray) -> np.ndarray:
+        """Share of each first-wave CTA's reads at ``starts`` that other SMs of its GPC ask for, too."""
+        first = starts.shape[1]
         group = np.arange(first) // self.sms * self.sms + self.sm[:first] // (self.sharers * TPCS_OF_GPC)
-        keys = np.vstack([walk.starts[:, :first], group])
+        keys = np.vstack([starts, group])
         _, place, times = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
         share: np.ndarray = 1.0 - 1.0 / times[place.reshape(-1)]
         return share
