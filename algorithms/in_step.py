@@ -11,7 +11,7 @@ from __future__ import annotations
 #: by head dim up to which, ...
 OWN_SM: dict[int, float] = {64: 40.0, 128: 1600.0, 256: 300.0}
 #: ... but FA2's backward at head dims above 64 to 128 (tiles of 64 x 128), which hardly drifts; ...
-FA2_BACKWARD_128 = 100_000.0
+FA2_BACKWARD_128 = 300_000.0
 #: ... the backward of FA4 for Hopper and of cuDNN, whose calibrating rows have one head dim, 128; ...
 HOPPER_BACKWARD: dict[str, float] = {"flash_attn_4_sm90": 150.0, "cudnn_sm90": 1000.0}
 #: ... FA2's forward, with two CTAs on an SM in each other's way; ...
@@ -21,8 +21,8 @@ CUBLAS_SCORES = 16.0
 
 
 def own_sm(head_dim: int) -> float:
-    """``in_step_iterations`` of an attention kernel that has one CTA on an SM."""
-    return next(value for largest, value in OWN_SM.items() if head_dim <= largest)
+    """``in_step_iterations`` of an attention kernel that has one CTA on an SM (above 256, V's head dim: as at 256)."""
+    return next((value for largest, value in OWN_SM.items() if head_dim <= largest), OWN_SM[256])
 
 
 def fa2_backward(head_dim: int) -> float:
