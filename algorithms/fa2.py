@@ -26,7 +26,7 @@ from algorithms.common import (
 from algorithms.fa2_backward import backward_tile_space, build_backward
 from algorithms.fa2_roles import roles, spill_slots, spill_tensor
 from algorithms.heuristics import fa2_key_loop, fa2_launch
-from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.in_step import FA2_FORWARD
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
 from algorithms.passes import build_passes
 from algorithms.tile_search import TileChoice, Tiles, TileSpace, TileSpaces, candidates, fa2_accumulators, fa2_with
@@ -240,7 +240,7 @@ def build_forward(
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("mma_sync", gpu),
         compute_dtype=problem.dtype,
-        in_step_iterations=IN_STEP_ITERATIONS["torch_flash", "fwd"],
+        in_step_iterations=FA2_FORWARD,
     )
     return Program(
         "fa2",

@@ -324,7 +324,7 @@ def run_kernel(
     between = max(0, prepared.all - slots) * gap_ticks / (slots * end) if end else 0.0
     outside = {"hbm" if hbm_free + steps[2] >= l2_free + steps[1] else "l2": drain, "latency": between}
     traffic = l2.snapshot() - before
-    for name, unseen in unseen_read_bytes(kernel, profile.l2_read_sharers).items():
+    for name, unseen in unseen_read_bytes(kernel, profile).items():
         tensor = l2.names.index(name)
         traffic[0, tensor] -= unseen
         # without a cache what is asked once is fetched once
