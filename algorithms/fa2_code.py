@@ -82,7 +82,9 @@ def fetches(problem: AttentionProblem, t: Fa2Tile, split: bool, in_step: bool) -
     build, unrolled = build_of(problem, t), unrolled_blocks(problem, t)
     straight = build.around + unrolled * build.masked.issue
     looped = max(0.0, mean_walk(problem, t) - unrolled) * build.loop.issue
-    hidden = 1.0 if in_step else (straight + looped) / straight if looped else t.ctas_per_sm
+    hidden = (straight + looped) / straight if looped else float(t.ctas_per_sm)
+    if in_step:
+        hidden = 1.0 if problem.window is not None else IN_STEP_SHARE
     per_thread = t.tile_m * t.tile_n / t.threads / build.elements
     masked, loop = (round(BYTES_OF_INSTRUCTION * b.issue * per_thread) for b in (build.masked, build.loop))
     once = Fetch(code_bytes(problem, t, split), IN_STEP_SHARE if in_step else hidden)
