@@ -217,16 +217,18 @@ def combine_kernel(
         ]
 
     warps = t.threads // 32
-    # addresses of every row by division, bounds, and what the reduction takes beyond its arithmetic: half before it
-    share = (("issue", max(0.0, t.instructions * t.threads - _lanes([*reduce(weights), *stores()])) / 2),)
-    around = [Instructions("around", share)] if t.instructions else []
+    # addresses of every row by division, bounds, and what the reduction takes beyond its arithmetic: half of it is
+    # issued while the partial results are under way
+    beyond = max(0.0, t.instructions * t.threads - _lanes([*reduce(weights), *stores()]))
+    half = [Instructions("around", (("issue", beyond / 2),))] if beyond else []
     if t.splits_in_flight == 1:
         part, lses = Buffer("O_part", rows, cols), Buffer("lse_smem", rows, p.splits, space="smem")
         each = max(0.0, t.instructions_per_split * t.threads - _lanes([add(part)]))
         body: list[Op] = [Load(o_source, part, via="ld"), Instructions("split", (("issue", each),)), add(part)]
         load_lse = [Load(lse_source, lses, via="ld"), Barrier("lse")]
         loop = Loop("s", var("n_splits"), body)
-        roles: tuple[Role, ...] = (Role("warps", [*around, *load_lse, *reduce(lses), loop, *around, *stores()], warps),)
+        roles: tuple[Role, ...] = (Role("warps", [*load_lse, *reduce(lses), loop, *half, *stores()], warps),)
+        roles += (Role("addresses", half, warps),) if half else ()
     else:
         lse_pipe = Pipe("lse", rows, p.splits, "fp32")
         o_pipe = Pipe("o_partial", rows, cols, "fp32", t.splits_in_flight)

@@ -204,7 +204,7 @@ def roles(
             f"warps{index}",
             [
                 load_q,
-                outside,
+                *([] if split else [outside]),
                 *code,
                 Barrier("q", sets),
                 *begin,
