@@ -24,6 +24,7 @@ from algorithms.common import (
     matrices,
 )
 from algorithms.fa2_backward import backward_tile_space, build_backward
+from algorithms.fa2_code import has_whole_tiles
 from algorithms.fa2_roles import roles, spill_slots, spill_tensor
 from algorithms.heuristics import fa2_key_loop, fa2_launch
 from algorithms.in_step import FA2_FORWARD
@@ -135,6 +136,7 @@ def forward_coordinates(problem: AttentionProblem, t: Fa2Tile) -> dict[str, np.n
             seqlen_k=problem.seqlen_k,
             causal=problem.causal,
             even_head_dim=t.padded_head_dim == problem.head_dim,
+            even_lengths=has_whole_tiles(problem, t),
             head_dim=problem.head_dim,
             window=problem.window,
         ),
@@ -223,6 +225,7 @@ def build_forward(
         1,
         lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, d),
         lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+        in_step=len(coords["row0"]) <= gpu.num_sms * t.ctas_per_sm,
     )
     trips: tuple[Trip, ...] = (Trip("n_masked"), Trip("n_full"))
     if by_sequence:

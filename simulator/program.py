@@ -176,13 +176,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Code that a CTA runs once, as one of ``times`` such pieces of a kernel of ``code_bytes`` (no numerical effect).
+    """A wait for instructions that no cache near the schedulers holds (no numerical effect).
 
-    A kernel that the instruction cache holds costs nothing; of a larger one, this code is what has been displaced.
+    ``code_bytes`` of a kernel that a CTA runs once: what the instruction cache cannot hold of them has been displaced;
+    ``times``: the part that is waited for is one of so many. ``again``: a key block's code of this size, that warps
+    which are not quite in step fetch again where the level nearest to the schedulers cannot hold all of it.
     """
 
     code_bytes: int
-    times: int = 1
+    times: float = 1.0
+    again: bool = False
 
 
 @dataclass(frozen=True)
