@@ -154,7 +154,10 @@ def _has_copies(block: int, reader: int, cache: Cache) -> bool:
             stamp = blocks[block, HOME]
             if order[stamp - 1] >> _HALF < blocks[block, HELD]:
                 return False
-    there: bool = stamp > 0 and 2 * scal[HITS + _band(stamp - 1, scal)] > 1_000_000
+    # what another partition read may be older than all that the list still knows of
+    if stamp <= scal[FIRST + BANDS - 1]:
+        return False
+    there: bool = 2 * scal[HITS + _band(stamp - 1, scal)] > 1_000_000
     return there
 
 
