@@ -7,8 +7,8 @@ only): what L2 saw of the reads that consecutive CTAs have in common (:mod:`simu
 
 from __future__ import annotations
 
-#: Loop iterations over which half the common reads are in step. FA3's forward and FA2's backward, with one CTA on an SM,
-#: by head dim up to which, ...
+#: Loop iterations over which half the common reads are in step. FA3's forward and FA2's backward, with one CTA on an
+#: SM, by head dim up to which, ...
 OWN_SM: dict[int, float] = {64: 40.0, 128: 1600.0, 256: 300.0}
 #: ... but FA2's backward at head dims above 64 to 128 (tiles of 64 x 128), which hardly drifts; ...
 FA2_BACKWARD_128 = 300_000.0

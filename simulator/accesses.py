@@ -29,9 +29,9 @@ class Access:
     padding: float = 0.0  # what L2 is asked for of rows behind the tensor's end
 
 
-#: L2 reads that a ring's TMA tile costs for rows behind the tensor's end, by their bytes: one sector of each line, or all
-#: of it where a cluster shares the tile. By ncu on an H200 (launches_run1.csv, launches_random_run1.csv): 0.25 in FA3's
-#: decodes, 0.25 to 0.33 in its launches of 128 queries; 1.00 in 14 launches with clusters.
+#: L2 reads that a ring's TMA tile costs for rows behind the tensor's end, by their bytes: one sector of each line, or
+#: all of it where a cluster shares the tile. By ncu on an H200 (launches_run1.csv, launches_random_run1.csv): 0.25 in
+#: FA3's decodes, 0.25 to 0.33 in its launches of 128 queries; 1.00 in 14 launches with clusters.
 PADDING, PADDING_OF_MULTICAST = 0.25, 1.0
 
 

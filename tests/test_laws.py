@@ -11,6 +11,7 @@ from law_settings import MORE, laws
 
 from algorithms import MODULES
 from simulator import AttentionProblem, load_profile, simulate
+from simulator.accesses import padding_read_bytes
 from simulator.errors import InputError
 from simulator.launch import occupancy
 from simulator.overrides import apply_overrides, with_values

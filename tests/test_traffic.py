@@ -12,6 +12,7 @@ from simulator.errors import InputError
 from simulator.overrides import with_values
 from simulator.problem import DTYPE_BYTES
 from simulator.program import Load, Loop, Store
+from simulator.read_sharing import unseen_read_bytes
 from simulator.traffic import executed_work, program_traffic
 
 GPU = load_profile("h200_sxm")
