@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from simulator.problem import DTYPE_BYTES
-from simulator.program import Index, Kernel, Load, Loop, Op, Role, Store, Tensor, Tile, once_a_kernel, var
+from simulator.program import Index, Kernel, Load, Loop, Op, Pipe, Role, Store, Tensor, Tile, once_a_kernel, var
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,13 @@ class Access:
     position: str  # prologue | loop | epilogue | outer
     overfetch: float = 1.0
     from_l1: float = 0.0
+    padding: float = 0.0  # what L2 is asked for of rows behind the tensor's end
+
+
+#: L2 reads that a ring's TMA tile costs for rows behind the tensor's end, by their bytes: one sector of each line, or
+#: all of it where a cluster shares the tile. By ncu on an H200 (launches_run1.csv, launches_random_run1.csv): 0.25 in
+#: FA3's decodes, 0.25 to 0.33 in its launches of 128 queries; 1.00 in 14 launches with clusters.
+PADDING, PADDING_OF_MULTICAST = 0.25, 1.0
 
 
 def _role_accesses(role: Role) -> list[Access]:
@@ -46,7 +53,12 @@ def _role_accesses(role: Role) -> list[Access]:
                 write = isinstance(op, Store)
                 overfetch, from_l1 = (op.overfetch, op.from_l1) if isinstance(op, Load) else (1.0, 0.0)
                 adds = isinstance(op, Store) and op.accumulate
-                found.append(Access(place, write, adds, loops, position, overfetch, from_l1))
+                padding = 0.0
+                # packed rows and pages are gathered, row by row, and sequences of their own lengths go on into the next
+                whole = not (place.tensor.packed_group > 1 or place.tensor.page_rows or place.tensor.lengths)
+                if isinstance(op, Load) and op.via == "tma" and isinstance(op.into, Pipe) and whole:
+                    padding = PADDING_OF_MULTICAST if op.multicast > 1 else PADDING
+                found.append(Access(place, write, adds, loops, position, overfetch, from_l1, padding))
 
     walk(role.ops, (), [False])
     return found
@@ -153,6 +165,23 @@ def lone_sector_bytes(kernel: Kernel) -> dict[str, tuple[int, int]]:
             before = sums.get(access.tile.tensor.name, (0, 0))
             sums[access.tile.tensor.name] = before[0] + sent, before[1] + sent - used
     return sums
+
+
+@once_a_kernel
+def padding_read_bytes(kernel: Kernel) -> dict[str, int]:
+    """By tensor, what ``kernel``'s TMA loads ask of L2 for rows behind the tensor's end, which they fill with zeros."""
+    found: dict[str, int] = {}
+    for access in kernel_accesses(kernel):
+        tensor = access.tile.tensor
+        if access.padding == 0.0 or access.is_write:
+            continue
+        longer = replace(access, tile=replace(access.tile, tensor=replace(tensor, rows=tensor.rows + access.tile.rows)))
+        asked = access_bytes(access, kernel)
+        # a CTA without any of its rows inside (an empty split) loads nothing
+        behind = int((access_bytes(longer, kernel) - asked)[asked > 0].sum())
+        if behind:
+            found[tensor.name] = found.get(tensor.name, 0) + int(behind * access.padding)
+    return found
 
 
 def written_tensors(kernel: Kernel) -> set[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator import replay as engine
-from simulator.accesses import Access, kernel_accesses, lone_sector_bytes
+from simulator.accesses import Access, kernel_accesses, lone_sector_bytes, padding_read_bytes
 from simulator.clock_share import clock_share, hidden_share
 from simulator.l2_blocks import ACCUMULATE, HBM_WRITE, READ, SM_WRITE, WRITE
 from simulator.launch import bundle_size, occupancy
@@ -329,6 +329,8 @@ def run_kernel(
         traffic[0, tensor] -= unseen
         # without a cache what is asked once is fetched once
         traffic[2, tensor] = min(traffic[2, tensor], traffic[0, tensor])
+    for name, padding in padding_read_bytes(kernel).items():
+        traffic[0, l2.names.index(name)] += padding
     # a slice of L2 finds 64 bytes a cycle: a sector alone takes the time of two
     lone = 0
     for name, (sent, beyond) in lone_sector_bytes(kernel).items():

@@ -107,7 +107,6 @@ UNREAD_KEYS = frozenset(
         "tensor_energy_j_per_flop",
         "smem_latency_cycles",
         "tmem_bytes_per_sm",
-        "l1_smem_bytes_per_sm",
         "hbm_sustained_copy_bytes_per_s",
         "launch_overhead_s",
         "graph_launch_overhead_s",

@@ -227,7 +227,8 @@ def test_cta_order_decides_how_often_l2_is_missed():
         result = simulate(algorithm, problem, GPU, clock_mhz=1500)
         read[algorithm] = result.hbm_read_bytes
         counted = {"fa2": 1.10e12, "fa3": 0.943e12}[algorithm]
-        assert result.l2_read_bytes == pytest.approx(counted, rel=0.04)
+        # how long pairs last over tiles of hundreds of key blocks: no shorter launch says
+        assert result.l2_read_bytes == pytest.approx(counted, rel={"fa2": 0.04, "fa3": 0.1}[algorithm])
     assert 4e9 < read["fa3"] < 16e9
     assert read["fa2"] > 5 * read["fa3"]
 

@@ -11,10 +11,12 @@ import browser
 import numpy as np
 import pytest
 
+from algorithms import build_program
 from simulator import AttentionProblem, InputError, load_profile, simulate
 from simulator.observe import observe
 from simulator.sm import TICKS_PER_CYCLE
 from simulator.trace import trace, write_trace
+from simulator.traffic import program_traffic
 
 PROBLEM = AttentionProblem(batch=1, heads=8, seqlen_q=2048, head_dim=128, causal=True)
 
@@ -116,7 +118,9 @@ def test_counters_add_up_to_the_bytes_of_the_run(events, observations):
         result = seen.result
         assert moved["HBM read bandwidth"] == pytest.approx(result.hbm_read_bytes, rel=1e-3)
         assert moved["HBM write bandwidth"] == pytest.approx(result.hbm_write_bytes, rel=1e-3, abs=1e3)
-        assert moved["L2 bandwidth"] == pytest.approx(result.l2_read_bytes + result.l2_write_bytes, rel=1e-3)
+        # what SMs ask, shared or not
+        asked = program_traffic(build_program(result.algorithm, PROBLEM, load_profile("h100_sxm")))
+        assert moved["L2 bandwidth"] == pytest.approx(sum(map(sum, asked.values())), rel=1e-3)
 
 
 def test_recording_changes_no_prediction(observations):
