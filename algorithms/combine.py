@@ -219,8 +219,8 @@ def combine_kernel(
     warps = t.threads // 32
     # addresses of every row by division, bounds, and what the reduction takes beyond its arithmetic: half of it is
     # issued while the partial results are under way
-    beyond = max(0.0, t.instructions * t.threads - _lanes([*reduce(weights), *stores()]))
-    half = [Instructions("around", (("issue", beyond / 2),))] if beyond else []
+    uncounted = max(0.0, t.instructions * t.threads - _lanes([*reduce(weights), *stores()]))
+    half = [Instructions("around", (("issue", uncounted / 2),))] if uncounted else []
     if t.splits_in_flight == 1:
         part, lses = Buffer("O_part", rows, cols), Buffer("lse_smem", rows, p.splits, space="smem")
         each = max(0.0, t.instructions_per_split * t.threads - _lanes([add(part)]))

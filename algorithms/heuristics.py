@@ -287,7 +287,7 @@ class KeyLoop:
 
     ``blocks`` = ``range(first, last)``; the walk is ``reversed(blocks)``; the first ``masked`` of the walk test
     every score against the mask (their FP32 work is larger), the rest none but the last ``left``, at the left edge of
-    a window.
+    a window. (FA2 unrolls its first ``masked`` blocks; with a window it masks those of its loop as well.)
     """
 
     first: int
@@ -318,7 +318,7 @@ def fa2_key_loop(
 ) -> KeyLoop:
     """FA2 forward's loop (bottom-right causal). Masked, ahead of the loop: 1 without a mask; causal ceil(M/N), one more
     with a ``window`` (left, right), whose other blocks are masked too, or when a length is no multiple of its tile (or
-    not known to be: not ``even_lengths``) or the head dim is padded or beyond 128. An empty loop writes zeros and leaves.
+    not known to be: not ``even_lengths``) or the head dim is padded or beyond 128. An empty loop writes zeros.
 
     Splits share out the blocks of ``kv_capacity`` (0: seqlen_k) before the mask and the used length cut them, so
     late splits of a half-filled cache are empty.
