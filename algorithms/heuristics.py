@@ -287,7 +287,7 @@ class KeyLoop:
 
     ``blocks`` = ``range(first, last)``; the walk is ``reversed(blocks)``; the first ``masked`` of the walk test
     every score against the mask (their FP32 work is larger), the rest none but the last ``left``, at the left edge of
-    a window.
+    a window. (FA2 unrolls its first ``masked`` blocks; with a window it masks those of its loop as well.)
     """
 
     first: int

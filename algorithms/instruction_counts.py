@@ -53,32 +53,18 @@ class InstructionMix:
 class TileCounts:
     """A tiled kernel's counts: ``mix`` per score element of the padded tile, and per CTA and key block walked:
     ``smem_wavefronts`` (cycles of the SMEM port for loads by threads; 0: operands go to wgmma directly),
-    ``spill_store_bytes`` and ``spill_load_bytes`` (registers spilled to local memory; stores go through to L2).
-
-    ``around``: instructions of a warp outside the loop. ``masked`` and ``masked_uneven``: further lane instructions of
-    a score element in masked blocks, in the kernel for whole tiles and in the one that checks bounds too."""
+    ``spill_store_bytes`` and ``spill_load_bytes`` (registers spilled to local memory; stores go through to L2)."""
 
     mix: InstructionMix
     smem_wavefronts: int = 0
     spill_store_bytes: int = 0
     spill_load_bytes: int = 0
-    around: int = 0
-    masked: float = 0.0
-    masked_uneven: float = 0.0
 
 
-# The last three columns: warps' instructions of launches with 512 to 1024 keys, with and without a mask (256: 128's).
-_FA2_FORWARD = {
-    64: TileCounts(InstructionMix(13.35, 5.83, 3.26, 1.03, 1.10, 2.0), 1230, 3680, 12_544, 660, 2.5, 4.5),
-    128: TileCounts(InstructionMix(19.46, 7.56, 4.42, 1.07, 2.26, 4.0), 1358, 7248, 7296, 865, 4.3, 8.4),
-    256: TileCounts(InstructionMix(29.52, 9.69, 3.86, 1.07, 6.03, 8.0), 2368, 0, 0, 990, 4.3, 8.4),
-}
 _FA2_BACKWARD = {
     64: TileCounts(InstructionMix(21.96, 7.06, 3.99, 1.00, 4.31, 5.0), 5351, 1216, 5056),
     128: TileCounts(InstructionMix(32.14, 7.47, 5.15, 1.00, 7.40, 10.0), 4964, 64, 64),
 }
-_FA2_SPLIT_128 = TileCounts(InstructionMix(19.06, 6.69, 3.89, 1.05, 3.02, 4.0), 2307, 0, 0)
-
 # (head dim, causal); wgmma instructions are few and long, so ``tensor`` says nothing of the tensor core's time. The
 # intervals are those of one warp beside its exponentials: (serial_cycles_30 - 8 exponentials) / instructions of the
 # unmasked loops of sass_fa3_loops.csv.
@@ -189,31 +175,6 @@ def _between(table: dict[int, InstructionMix], head_dim: int) -> InstructionMix:
 def _nearest(table: dict[int, TileCounts], head_dim: int) -> TileCounts:
     """The counts of the counted head dim nearest to ``head_dim``; the larger of two equally near."""
     return table[min(table, key=lambda counted: (abs(counted - head_dim), -counted))]
-
-
-def fa2_forward_counts(head_dim: int, split: bool = False) -> TileCounts:
-    """FA2 forward (``split``: the split-KV kernel, counted at 128). Counted at head dims 64, 128 and 256.
-
-    96 and 192 have the 64-key tile of 128 and 256 and lie on the line through them.
-    """
-    if split:
-        return _FA2_SPLIT_128
-    if head_dim in (96, 192):
-        low, high = _FA2_FORWARD[128], _FA2_FORWARD[256]
-        t = (head_dim - 128) / 128
-        between = {
-            n: getattr(low.mix, n) + t * (getattr(high.mix, n) - getattr(low.mix, n))
-            for n in ("issue", "fma", "alu", "xu", "lsu", "tensor")
-        }
-        mix = InstructionMix(
-            **between,
-            source=f"{COUNTED_ON}; on the line through head dims 128 and 256",
-        )  # fmt: skip
-        wavefronts, around = (
-            round(a + t * (b - a)) for a, b in ((low.smem_wavefronts, high.smem_wavefronts), (low.around, high.around))
-        )
-        return TileCounts(mix, wavefronts, around=around, masked=low.masked, masked_uneven=low.masked_uneven)
-    return _nearest(_FA2_FORWARD, head_dim)
 
 
 def fa2_backward_counts(head_dim: int) -> TileCounts:

@@ -51,9 +51,9 @@ MMA_SYNC_CHAIN_CYCLES = 25.0
 #: KB 40 to 63; a request for 80 bytes that misses costs its warp 28 cycles.
 INSTRUCTION_CACHE_BYTES = 64 << 10
 FETCH_CYCLES_PER_BYTE = 28 / 80
-#: Code that is nearest to the schedulers, and the pace at which it is read from the next level: loops of up to 28 KB
-#: run freely, the one of 37 KB (FA2 at head dim 64 with a window, random_run1 and builds_run1) loses 4.7 thousand
-#: cycles an iteration.
+#: Code that is nearest to the schedulers, and the pace at which it is read from the next level: key blocks of up to 31
+#: KB run freely; those of 34 KB (FA2 at head dim 64, causal) and of 36 to 41 KB (with a window) lose 3 to 4 thousand
+#: cycles each (H200, timed_builds_run1.csv, timed_random_run1.csv).
 NEAR_INSTRUCTION_CACHE_BYTES = 32 << 10
 NEAR_FETCH_BYTES_PER_CYCLE = 10.0
 #: Parts of an operation below this share of its longest part hide in it and cost no event of their own.

@@ -166,6 +166,7 @@ def test_masked_counts():
     assert fa2_key_loop(tile_m=128, tile_n=64, causal=False, **base).masked == 1
     assert fa2_key_loop(tile_m=128, tile_n=64, causal=True, **base).masked == 2
     assert fa2_key_loop(tile_m=128, tile_n=64, causal=True, even_head_dim=False, **base).masked == 3
+    assert fa2_key_loop(tile_m=128, tile_n=64, causal=True, even_lengths=False, **base).masked == 3
     assert fa3_key_loop(tile_m=128, tile_n=128, causal=True, **base).masked == 1
     assert fa3_key_loop(tile_m=128, tile_n=176, causal=False, **base).masked == 1
 
