@@ -21,6 +21,7 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -36,7 +37,7 @@ from simulator.program import (
     tile,
     var,
 )
-from simulator.tile_ops import TILE_OPS, TileOp
+from simulator.tile_ops import TILE_OPS, TileOp, work_of
 
 # O += w[:, split] * O_split: one FMA an element; the column of the weights is picked by the loop variable
 TILE_OPS["weighted_add"] = TileOp(lambda a, p: a[0] + a[1] * a[2][:, [p["col"]]], {"fma": 1.0})
@@ -216,12 +217,18 @@ def combine_kernel(
         ]
 
     warps = t.threads // 32
+    # addresses of every row by division, bounds, and what the reduction takes beyond its arithmetic: half of it is
+    # issued while the partial results are under way
+    beyond = max(0.0, t.instructions * t.threads - _lanes([*reduce(weights), *stores()]))
+    half = [Instructions("around", (("issue", beyond / 2),))] if beyond else []
     if t.splits_in_flight == 1:
         part, lses = Buffer("O_part", rows, cols), Buffer("lse_smem", rows, p.splits, space="smem")
-        body: list[Op] = [Load(o_source, part, via="ld"), add(part)]
+        each = max(0.0, t.instructions_per_split * t.threads - _lanes([add(part)]))
+        body: list[Op] = [Load(o_source, part, via="ld"), Instructions("split", (("issue", each),)), add(part)]
         load_lse = [Load(lse_source, lses, via="ld"), Barrier("lse")]
         loop = Loop("s", var("n_splits"), body)
-        roles: tuple[Role, ...] = (Role("warps", [*load_lse, *reduce(lses), loop, *stores()], warps),)
+        roles: tuple[Role, ...] = (Role("warps", [*load_lse, *reduce(lses), loop, *half, *stores()], warps),)
+        roles += (Role("addresses", half, warps),) if half else ()
     else:
         lse_pipe = Pipe("lse", rows, p.splits, "fp32")
         o_pipe = Pipe("o_partial", rows, cols, "fp32", t.splits_in_flight)
@@ -247,6 +254,11 @@ def combine_kernel(
         registers_per_thread=64,
         compute_dtype=o.dtype,
     )
+
+
+def _lanes(ops: list[Op]) -> float:
+    """Lane-operations of the :class:`Compute` operations among ``ops``."""
+    return sum(sum(work_of(op.fn, op.rows, op.cols).values()) for op in ops if isinstance(op, Compute))
 
 
 def helper_kernel(

@@ -27,6 +27,7 @@ from algorithms.decoding_common import (
     stores_nothing,
 )
 from algorithms.heuristics import Fa2Launch, fa2_key_loop, fa2_launch
+from algorithms.in_step import FA2_FORWARD
 from algorithms.kernel_tables import Fa2Tile, fa2_combine_kernel, fa2_splitkv_tile
 from algorithms.paged_kv import PagedCache, paged_capacity
 from algorithms.tile_search import TileChoice, TileSpace, candidates, fa2_with
@@ -178,6 +179,7 @@ def _main_kernel(
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("mma_sync", gpu),
         compute_dtype=problem.dtype,
+        in_step_iterations=FA2_FORWARD,
     )
 
 

@@ -24,9 +24,10 @@ from algorithms.common import (
     matrices,
 )
 from algorithms.fa2_backward import backward_tile_space, build_backward
+from algorithms.fa2_code import has_whole_tiles
 from algorithms.fa2_roles import roles, spill_slots, spill_tensor
 from algorithms.heuristics import fa2_key_loop, fa2_launch
-from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.in_step import FA2_FORWARD
 from algorithms.kernel_tables import Fa2Tile, fa2_forward_tile
 from algorithms.passes import build_passes
 from algorithms.tile_search import TileChoice, Tiles, TileSpace, TileSpaces, candidates, fa2_accumulators, fa2_with
@@ -135,6 +136,7 @@ def forward_coordinates(problem: AttentionProblem, t: Fa2Tile) -> dict[str, np.n
             seqlen_k=problem.seqlen_k,
             causal=problem.causal,
             even_head_dim=t.padded_head_dim == problem.head_dim,
+            even_lengths=has_whole_tiles(problem, t),
             head_dim=problem.head_dim,
             window=problem.window,
         ),
@@ -223,6 +225,7 @@ def build_forward(
         1,
         lambda row, rows: tile(tensors["O"], q_head, row, rows, 0, d),
         lambda row, rows: tile(tensors["LSE"], q_head, row, rows),
+        in_step=len(coords["row0"]) <= gpu.num_sms * t.ctas_per_sm,
     )
     trips: tuple[Trip, ...] = (Trip("n_masked"), Trip("n_full"))
     if by_sequence:
@@ -240,7 +243,7 @@ def build_forward(
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("mma_sync", gpu),
         compute_dtype=problem.dtype,
-        in_step_iterations=IN_STEP_ITERATIONS["torch_flash", "fwd"],
+        in_step_iterations=FA2_FORWARD,
     )
     return Program(
         "fa2",

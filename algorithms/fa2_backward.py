@@ -31,7 +31,7 @@ from algorithms.common import (
     softmax_scale,
 )
 from algorithms.counted import among_streams, spread_over_matmuls
-from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.in_step import fa2_backward
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import BackwardTile, fa2_backward_tile
 from algorithms.tile_search import TileChoice, TileSpace
@@ -332,7 +332,7 @@ def _main_kernel(
         ctas_per_sm=t.ctas_per_sm,
         path=instruction_path("mma_sync", gpu),
         compute_dtype=p.dtype,
-        in_step_iterations=IN_STEP_ITERATIONS["torch_flash", "bwd"],
+        in_step_iterations=fa2_backward(p.head_dim),
     )
     return backward_walks.where_live(kernel, seen.live) if by_sequence else kernel
 

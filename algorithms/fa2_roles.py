@@ -13,8 +13,8 @@ from algorithms.common import (
     softmax_scale,
 )
 from algorithms.counted import instructions_around, residual_instructions, spread_over_matmuls
-from algorithms.fa2_code import IN_STEP_SHARE, code_bytes, has_whole_tiles, is_uneven, unrolled_blocks
-from algorithms.instruction_counts import fa2_forward_counts
+from algorithms.fa2_code import build_of, fetches, is_uneven
+from algorithms.fa2_counts import BlockCounts
 from algorithms.kernel_tables import Fa2Tile
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -25,7 +25,6 @@ from simulator.program import (
     Compute,
     Consume,
     Exchange,
-    Fetch,
     Index,
     Instructions,
     Load,
@@ -48,11 +47,6 @@ from simulator.program import (
 #: Operations that the counted kernels did not execute in (most of) their iterations.
 _MASKS = frozenset({"mask", "mask_window"})
 _BESIDE_COUNTS = _MASKS | {"dropout", "softcap"}
-#: Registers that a thread spills a key block in instantiations of their own at head dim 128: with a window, and for row
-#: counts that are no multiple of the tile (H200 counters: bytes written to L2 over CTAs and blocks).
-_SPILLED_WINDOW_128 = 32
-_SPILLED_CAUSAL_128 = 14
-_SPILLED_UNEVEN_128 = {False: 8, True: 9}
 
 
 def softmax_step(s: Buffer, p: Buffer, vectors: dict[str, Buffer], o: Buffer, scale: float) -> list[Op]:
@@ -86,17 +80,18 @@ def spill_slots(t: Fa2Tile, gpu: Profile) -> int:
     return gpu.num_sms * max(1, gpu.max_threads_per_sm // t.threads)
 
 
+def spilled_bytes(block: BlockCounts, t: Fa2Tile) -> int:
+    """Bytes that a CTA spills in a key block: four of each lane and store, in whole lines of each set of warps."""
+    return 4 * round(block.stores) * t.threads
+
+
 def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor | None:
     """Local memory for spilled registers: one row for each CTA that the GPU holds at a time; ``None`` without spills.
 
     Spilled stores go through to L2; the same lines are reused by every iteration and by every later CTA.
     """
-    size = fa2_forward_counts(t.padded_head_dim).spill_store_bytes
-    if t.padded_head_dim == 128:
-        if problem.window is not None:
-            size = 4 * _SPILLED_WINDOW_128 * t.threads
-        elif not has_whole_tiles(problem, t):
-            size = 4 * _SPILLED_UNEVEN_128[problem.causal] * t.threads
+    build = build_of(problem, t)
+    size = max(spilled_bytes(build.masked, t), spilled_bytes(build.loop, t))
     slots = spill_slots(t, gpu)
     return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
 
@@ -110,6 +105,7 @@ def roles(
     lse_tile: Callable[[Index, int], Tile],
     *,
     split: bool = False,
+    in_step: bool = False,
 ) -> tuple[Role, ...]:
     """The loader (cp.async issued by the compute warps, one K and one V buffer) and the compute warps.
 
@@ -117,7 +113,8 @@ def roles(
     ``o_tile``/``lse_tile`` map (first row, rows) to where the results go. ``split`` takes the counted instructions
     of the split-KV kernel. A tensor ``spill`` among ``tensors`` receives spilled registers (coordinate ``slot``).
     """
-    counts = fa2_forward_counts(t.padded_head_dim, split)
+    build = build_of(problem, t, split)
+    window = problem.window is not None
     sets = max(1, t.num_warps // 4)
     rows, d = t.tile_m // sets, t.padded_head_dim
     dtype = problem.dtype
@@ -126,10 +123,9 @@ def roles(
     k_pipe = Pipe("k", t.tile_n, d, dtype, t.kv_stages, sets)
     v_pipe = Pipe("v", t.tile_n, d, dtype, t.kv_stages, sets)
     head, kv_head = var("q_head"), var("kv_head")
-    code, unrolled = code_bytes(problem, t, split), unrolled_blocks(problem, t)
+    code, masked_code, loop_code = fetches(problem, t, split, in_step or window)
     # the kernel for whole tiles and no mask (IsEvenMNConst) looks for none
-    unmasked = not (split or problem.causal or problem.window is not None) and has_whole_tiles(problem, t)
-    beyond_mask = max(0.0, (counts.masked_uneven if is_uneven(problem, t) else counts.masked) - 2.0)
+    unmasked = not (split or problem.causal or window or is_uneven(problem, t))
 
     def fetch(first_row: str) -> list[Op]:
         row = var(first_row) + var("j") * -t.tile_n
@@ -155,6 +151,7 @@ def roles(
         out = Buffer("O_out", rows, d, tensors["O"].dtype if "O" in tensors else "fp32")
         vectors = {b.name: b for b in row_vectors(rows, "m", "m_old", "l", "alpha", "lse")}
         row0 = var("row0") + index * rows
+        warps = min(4, t.num_warps)
         q = View(q_smem, index * rows, rows)
 
         def body(first_row: str, masked: bool) -> list[Op]:
@@ -168,7 +165,8 @@ def roles(
                 Barrier("block", sets),
                 Matmul(s, q, k_pipe, transpose_b=True),
                 *softcap_ops(s, problem),
-                *([mask_op(s, problem, row0, col, group)] if masked and not unmasked else []),
+                # with a window every block is masked
+                *([mask_op(s, problem, row0, col, group)] if (masked and not unmasked) or window else []),
                 # V is waited for before softmax: one barrier both publishes it and frees K's buffer
                 Consume(v_pipe),
                 Barrier("block", sets),
@@ -180,21 +178,18 @@ def roles(
                 Release(v_pipe),
             ]
             elements = rows * t.tile_n
-            plain = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
-            ops = spread_over_matmuls(ops, (), counts.mix.tensor * elements)
-            if masked and problem.causal and problem.window is None and not split:
-                ops[0:0] = [Fetch(code, unrolled), Instructions("mask", (("issue", beyond_mask * elements),))]
+            block, mix = build.masked if masked else build.loop, build.mix(masked)
+            counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
+            ops = spread_over_matmuls(ops, (), mix.tensor * elements)
+            ops[0:0] = masked_code if masked else loop_code
             # fragment loads, addresses and predicates are issued between softmax and the products
-            beyond = Instructions("softmax", residual_instructions(plain, counts.mix, elements))
-            ops.insert(len(ops) - 2, beyond)
-            more = _SPILLED_WINDOW_128 - _SPILLED_CAUSAL_128 if problem.window is not None and d == 128 else 0
-            if more and "spill" in tensors:
-                # registers beyond those that the counted instructions spill: a store, later a load, both through L1
-                lanes, moved = 2.0 * more * 128, 4 * more * 128
-                ops.insert(len(ops) - 2, Instructions("spill", (("issue", lanes),)))
-                ops.insert(len(ops) - 2, Exchange("spill", moved, moved))
-            if "spill" in tensors:
-                spilled = Buffer("spilled", 1, tensors["spill"].cols // sets)
+            beyond = residual_instructions(counted, mix, elements)
+            if block.stores + block.loads:
+                # spilled registers pass through L1, a line of 128 bytes a warp
+                beyond += (("wavefronts", (block.stores + block.loads) * warps),)
+            ops.insert(len(ops) - 2, Instructions("softmax", beyond))
+            if "spill" in tensors and spilled_bytes(block, t):
+                spilled = Buffer("spilled", 1, spilled_bytes(block, t) // 4 // sets)
                 where = tile(tensors["spill"], 0, var("slot"), 1, index * spilled.cols, spilled.cols)
                 ops.append(Store(View(spilled), where))
             return ops
@@ -202,24 +197,15 @@ def roles(
         load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
         factor = (("factor", 1.0 / (1.0 - problem.dropout)),)
         rescale = [Compute("scale", o, (o,), rows, d, factor)] if problem.dropout else []
-        warps = min(4, t.num_warps)
         begin = [fill(o, 0.0), fill(vectors["l"], 0.0), fill(vectors["m"], float("-inf"))]
         end = epilogue(o, out, vectors, scale)
-        outside = Instructions("around", instructions_around(counts.around * 32 * warps / 2, [*begin, *end]))
+        outside = Instructions("around", instructions_around(build.around * 32 * warps / 2, [*begin, *end]))
         return Role(
             f"warps{index}",
             [
                 load_q,
-                outside,
-                # with a window every block is masked, and the blocks that are repeated ahead of the loop run once
-                *(
-                    [
-                        Fetch(code, IN_STEP_SHARE),
-                        Instructions("mask", (("issue", beyond_mask * rows * t.tile_n * unrolled),)),
-                    ]
-                    if problem.window is not None and not split
-                    else []
-                ),
+                *([] if split else [outside]),
+                *code,
                 Barrier("q", sets),
                 *begin,
                 Loop("j", var("n_masked"), body("masked_row", True)),

@@ -31,7 +31,7 @@ from algorithms.fa3_tiles import fit_tile, forward_kernel
 from algorithms.fa3_tiles import forward_tile as forward_tile  # what callers ask of an algorithm's module
 from algorithms.fa3_tiles import tile_spaces as tile_spaces  # what the search of tiles asks of it
 from algorithms.heuristics import fa3_key_loop, fa3_schedule, fa3_section_heads
-from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.in_step import own_sm
 from algorithms.instruction_counts import fa3_around
 from algorithms.kernel_tables import Fa3Tile
 from algorithms.kernels_common import registers_at_launch
@@ -250,7 +250,7 @@ def build_forward(
         path=instruction_path("wgmma", gpu),
         compute_dtype=problem.dtype,
         semaphores=(("turn0", 1),),
-        in_step_iterations=IN_STEP_ITERATIONS["flash_attn_3", "fwd"],
+        in_step_iterations=own_sm(max(problem.head_dim, problem.head_dim_v)),
     )
     return Program(
         "fa3",

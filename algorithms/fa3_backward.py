@@ -23,7 +23,7 @@ from algorithms.common import (
     instruction_path,
 )
 from algorithms.fa3_backward_roles import roles
-from algorithms.in_step import IN_STEP_ITERATIONS
+from algorithms.in_step import HOPPER_BACKWARD
 from algorithms.instruction_counts import InstructionMix, fa4_backward_mix
 from algorithms.kernel_tables import BackwardTile, fa3_backward_tile
 from algorithms.kernels_common import registers_at_launch
@@ -221,7 +221,7 @@ def build_backward(
                 helpers[f"bwd_postprocess_{name}"].threads, factor, gpu, 1, t.tile_n * cols * 4, acc_shift,
             )
         )  # fmt: skip
-    in_step = IN_STEP_ITERATIONS[impl.name, "bwd"]
+    in_step = HOPPER_BACKWARD[impl.name]
     main = replace(_main_kernel(p, t, tensors, gpu, mix), in_step_iterations=in_step)
     return Program(
         "fa3",

@@ -258,8 +258,7 @@ def roles(
                 *finish,
                 *outside,
                 *end,
-                # O is staged through SMEM where V lay: all warpgroups must have read that
-                *([Barrier("read_v", groups)] if around else []),
+                # O is staged through SMEM and stored by TMA
                 Exchange("O", o_bytes, o_bytes),
                 Barrier("epilogue", groups) if packed else Barrier(f"epilogue{index}"),
                 *store,

@@ -309,15 +309,16 @@ def fa2_key_loop(
     seqlen_k: int,
     causal: bool,
     even_head_dim: bool = True,
+    even_lengths: bool = True,
     head_dim: int = 128,
     num_splits: int = 1,
     split: int = 0,
     kv_capacity: int = 0,
     window: tuple[int, int] | None = None,
 ) -> KeyLoop:
-    """FA2 forward's loop (bottom-right causal). Masked: 1 without a mask; causal ceil(M/N), one more when a length is
-    no multiple of its tile or the head dim is padded or beyond 128; with a ``window`` (left, right) every block.
-    An empty loop writes zeros and leaves.
+    """FA2 forward's loop (bottom-right causal). Masked, ahead of the loop: 1 without a mask; causal ceil(M/N), one more
+    with a ``window`` (left, right), whose other blocks are masked too, or when a length is no multiple of its tile (or
+    not known to be: not ``even_lengths``) or the head dim is padded or beyond 128. An empty loop writes zeros and leaves.
 
     Splits share out the blocks of ``kv_capacity`` (0: seqlen_k) before the mask and the used length cut them, so
     late splits of a half-filled cache are empty.
@@ -330,14 +331,14 @@ def fa2_key_loop(
     steps = 1
     if causal:
         last = min(last, ceil_div((row_block + 1) * tile_m + seqlen_k - seqlen_q, tile_n))
-        even = seqlen_q % tile_m == 0 and seqlen_k % tile_n == 0 and even_head_dim and head_dim <= 128
+        even = even_lengths and seqlen_q % tile_m == 0 and seqlen_k % tile_n == 0 and even_head_dim and head_dim <= 128
         steps = ceil_div(tile_m, tile_n) + (0 if even else 1)
     if window is not None:
         left, right = (side if side >= 0 else max(seqlen_q, seqlen_k) for side in window)
         diagonal = row_block * tile_m + seqlen_k - seqlen_q
         first = max(first, (diagonal - left) // tile_n)
         last = min(last, ceil_div(diagonal + tile_m + right, tile_n))
-        steps = max(0, last - first)
+        steps = ceil_div(tile_m, tile_n) + 1
     last = max(first, last)
     return KeyLoop(first, last, min(steps, last - first))
 

@@ -79,7 +79,7 @@ _FA2_BACKWARD = {
 }
 
 
-def _fa2_helpers(tile_m: int, threads: int, gqa: bool) -> tuple[HelperKernel, ...]:
+def _fa2_helpers(tile_m: int, threads: int, gqa: bool, head_dim: int) -> tuple[HelperKernel, ...]:
     pre = HelperKernel(
         "flash_bwd_dot_do_o", tile_m, threads, "queries", "query", (("dO", "io"), ("O", "io")),
         (("dPsum", "fp32"), ("dQaccum", "fp32")), True, f"{_FA2_BWD}; flash_bwd_preprocess_kernel.h",
@@ -90,9 +90,13 @@ def _fa2_helpers(tile_m: int, threads: int, gqa: bool) -> tuple[HelperKernel, ..
     )  # fmt: skip
     if not gqa:
         return pre, post
-    seen = "pytorch flash_api.cpp mha_bwd: dk, dv of every query head, summed; seen as two reduce_kernel launches"
+    seen = (
+        "pytorch flash_api.cpp mha_bwd: dk, dv of every query head, summed; seen as two reduce_kernel launches of 512 "
+        "outputs a CTA (launches_random_run1.csv, head dims 64, 128 and 256)"
+    )
+    rows = max(1, round(512 / head_dim))
     reduce = tuple(
-        HelperKernel(f"sum_{g}", 4, 128, "keys", "kv", ((f"{g}_expanded", "io"),), ((g, "io"),), False, seen)
+        HelperKernel(f"sum_{g}", rows, 128, "keys", "kv", ((f"{g}_expanded", "io"),), ((g, "io"),), False, seen)
         for g in ("dK", "dV")
     )
     return (pre, post, *reduce)
@@ -138,7 +142,7 @@ def fa2_backward_tile(
         walk="descending",
         grid_order=("key_block_ascending", "batch", "query_head"),
         instruction_path="mma.sync",
-        helpers=_fa2_helpers(tile_m, 256, gqa),
+        helpers=_fa2_helpers(tile_m, 256, gqa, head_dim),
         source=f"{_FA2_BWD} run_mha_bwd_hdim{d}; kernel_traits.h; flash_bwd_kernel.h",
     )
 

@@ -90,6 +90,9 @@ class CombineKernel:
     smem_bytes: int
     partial_dtype: str
     source: str
+    #: A warp's counted instructions outside the loop over the splits and in each of its iterations (0: not counted).
+    instructions: int = 0
+    instructions_per_split: int = 0
 
 
 def power_of_two_at_least(value: int) -> int:

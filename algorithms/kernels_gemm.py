@@ -119,6 +119,8 @@ def _hopper_tile(rows: int, columns: int, matrices: int, sms: int, output: bool)
     return best[1]
 
 
+#: Odd numbers of tiles from here on are taken in pairs, the last with an empty neighbour.
+MOST_LONE_TILES = 16
 #: SMEM that the seen kernels leave their pipes, the largest tile, and sides of tiles that were seen.
 _HOPPER_PIPE_BYTES = 214_000
 _HOPPER_MOST_ELEMENTS = 40_960
@@ -152,12 +154,18 @@ def product_shape(role: str, problem: AttentionProblem) -> tuple[int, int]:
 def hopper_kernel_at(role: str, rows: int, columns: int, tile_rows: int, tile_columns: int, stages: int) -> GemmKernel:
     """The Hopper kernel for a C of ``rows`` x ``columns`` with a given tile and slices in flight."""
     scores = role in ("scores", "grad_scores")
-    # CTAs in pairs along an even number of tiles; those that share the long operand of an output before others
-    row_pairs, column_pairs = ceil_div(rows, tile_rows) % 2 == 0, ceil_div(columns, tile_columns) % 2 == 0
+    # CTAs in pairs along tiles of an even number, or so many that one more costs little; those that share the long
+    # operand of an output before others
+    row_pairs, column_pairs = _in_pairs(ceil_div(rows, tile_rows)), _in_pairs(ceil_div(columns, tile_columns))
     cluster = (1, 2) if column_pairs and not (scores and row_pairs) else (2, 1) if row_pairs else (1, 1)
     smem = 2 * stages * 64 * (tile_rows + tile_columns) + 16_580
     name = f"nvjet_sm90_tst_{tile_columns}x{tile_rows}_64x{stages}_{cluster[1]}x{cluster[0]}"
     return _hopper(name, tile_rows, tile_columns, stages, min(smem, 231_000), cluster)
+
+
+def _in_pairs(tiles: int) -> bool:
+    """Whether cuBLAS takes ``tiles`` in clusters of two: seen of 19, 37, 45, 79 and 171, not of 7 and 11."""
+    return tiles % 2 == 0 or tiles >= MOST_LONE_TILES
 
 
 def _hopper_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
@@ -181,12 +189,13 @@ def _narrow(
 
 
 def _least_waves(tall: GemmKernel, flat: GemmKernel, rows: int, matrices: int, sms: int) -> GemmKernel:
-    """The one whose tiles, ``sms`` at a time, are done first; ``tall`` if both are."""
+    """The one whose tiles, ``sms`` at a time, are done first; ``tall``, which reads B half as often, if it takes up to
+    a tenth longer (seen of 6391 and 1570 rows of 64 and 1024 matrices; ``flat`` of 596 rows of 256, a fifth)."""
 
     def rows_in_turn(kernel: GemmKernel) -> int:
         return ceil_div(matrices * ceil_div(rows, kernel.tile_rows), sms) * kernel.tile_rows
 
-    return tall if rows_in_turn(tall) <= rows_in_turn(flat) else flat
+    return tall if rows_in_turn(tall) <= 1.1 * rows_in_turn(flat) else flat
 
 
 def _unaligned_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
@@ -207,10 +216,12 @@ def _unaligned_kernel(role: str, head_dim: int, queries: int, keys: int, matrice
             return _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 2, 128, 96, 5, _ALIGN1)
         return _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 2, 128, 252, 2, _ALIGN1)
     if role in ("scores", "grad_scores"):
-        wide = ceil_div(keys, 256) * 256 * ceil_div(queries, 128) * 128
-        narrow = ceil_div(keys, 128) * 128 * ceil_div(queries, 64) * 64
-        if head_dim > 64 and wide <= 1.05 * narrow:
+        padded = (ceil_div(keys, n) * n * ceil_div(queries, m) * m for m, n in ((128, 256), (128, 128), (64, 128)))
+        wide, square, narrow = padded
+        if head_dim > 64 and wide <= 1.03 * narrow:
             return _narrow("cutlass_80_s16816gemm_256x128_align2", 128, 256, 64, 3, 256, 230, 1, _ALIGN2_ROWS)
+        if head_dim > 64 and square <= 1.03 * narrow:
+            return _narrow("cutlass_80_s16816gemm_128x128_align2", 128, 128, 32, 4, 128, 236, 2, _ALIGN2_ROWS)
         return _narrow("cutlass_80_s16816gemm_128x64_align2", 64, 128, 64, 3, 128, 156, 3, _ALIGN2_ROWS)
     if head_dim <= 64:
         return _narrow("cutlass_80_s16816gemm_64x256_align2", 256, 64, 64, 4, 128, 234, 1, _ALIGN2_COLUMNS)

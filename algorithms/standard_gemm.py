@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from algorithms.common import ceil_div, fill, grid_indices
+from algorithms.in_step import CUBLAS_SCORES
 from algorithms.kernel_tables import GemmKernel
 from simulator.program import (
     Acquire,
@@ -199,6 +200,7 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         schedule="dynamic" if g.persistent else "grid",
         path=path,
         compute_dtype=p.a.dtype,
+        in_step_iterations=CUBLAS_SCORES if p.transpose_b and not whole_columns else 0.0,
         coord_order="rows of C, columns of C, head, batch",
         # 2.2 to 3.0 us from start to end where their work takes 0.6 to 0.9 (spans_more_run1.csv, host_call)
         short_code=True,

@@ -25,6 +25,7 @@ class Access:
     loops: tuple[Loop, ...]
     position: str  # prologue | loop | epilogue | outer
     overfetch: float = 1.0
+    from_l1: float = 0.0
 
 
 def _role_accesses(role: Role) -> list[Access]:
@@ -43,8 +44,9 @@ def _role_accesses(role: Role) -> list[Access]:
                     share = -(-place.rows // op.multicast)
                     place = replace(place, row=place.row + var("cluster_rank") * share, rows=share)
                 write = isinstance(op, Store)
-                overfetch = op.overfetch if isinstance(op, Load) else 1.0
-                found.append(Access(place, write, isinstance(op, Store) and op.accumulate, loops, position, overfetch))
+                overfetch, from_l1 = (op.overfetch, op.from_l1) if isinstance(op, Load) else (1.0, 0.0)
+                adds = isinstance(op, Store) and op.accumulate
+                found.append(Access(place, write, adds, loops, position, overfetch, from_l1))
 
     walk(role.ops, (), [False])
     return found

@@ -96,9 +96,10 @@ STAGES: tuple[Stage, ...] = (
             "matmul_latency_cycles",
             "persistent_fetch_cycles",
         ),
-        _family("cta|wave|length", "fa3"),
+        _family("cta|wave|length|builds|random", "fa3"),
         "time_at_clock",
         "FA3 launches from one CTA to many waves, at their counted clock",
+        90,
     ),
     Stage(
         "memory",

@@ -226,7 +226,7 @@ def run_kernel(
     gap = gap if kernel.launch_gap_cycles is None else kernel.launch_gap_cycles
     readings = tuple(reading_of(kernel, spec, LATENCY_GRID_CYCLES, r, persistent, gap) for r in counts)
     bundle = bundle_size(kernel, slots) if not log else 1
-    plan = Plan() if log else plan_replay(kernel, slots, l2.capacity, budget, bundle)
+    plan = Plan() if log else plan_replay(kernel, slots, l2.shared_capacity, budget, bundle)
     prepared = _Prepared(kernel, l2, bundle, plan)
     gap_ticks = int(gap * TICKS_PER_CYCLE)
     ticks_per_s = clock_hz * TICKS_PER_CYCLE
@@ -324,7 +324,7 @@ def run_kernel(
     between = max(0, prepared.all - slots) * gap_ticks / (slots * end) if end else 0.0
     outside = {"hbm" if hbm_free + steps[2] >= l2_free + steps[1] else "l2": drain, "latency": between}
     traffic = l2.snapshot() - before
-    for name, unseen in unseen_read_bytes(kernel, profile.l2_read_sharers).items():
+    for name, unseen in unseen_read_bytes(kernel, profile).items():
         tensor = l2.names.index(name)
         traffic[0, tensor] -= unseen
         # without a cache what is asked once is fetched once

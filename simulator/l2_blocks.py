@@ -1,5 +1,10 @@
 """The L2's blocks in order of use: what an access finds there, what leaves for HBM. Compiled, part of the hot loop.
 
+The list is that of the first partition, which stands for all of them (:mod:`simulator.memory` says why). There a block
+takes the share that the partition is the home of and, once its SMs have read it, as many bytes as the whole block: the
+others' shares are copied. Home and copies age apart, since what SMs of another partition ask for renews the home alone,
+and that only while they have no copies of their own.
+
 No function here allocates or keeps an array, so numba counts no references to them (``_nrt=False``): counting, atomic
 and at every call, took three quarters of a replay's time.
 """
@@ -12,25 +17,29 @@ import numpy as np
 
 from simulator.compiled import compiled, inlined
 
-#: Blocks, scalar state, order of use.
-Cache = tuple[np.ndarray, np.ndarray, np.ndarray]
+#: Blocks, scalar state, order of use, tensor of each block, scratch for closing the order up.
+Cache = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 # what an access does
 READ, WRITE, ACCUMULATE = 0, 1, 2
-# columns of the cache's blocks: mask of parts present, bytes held, bytes modified, tensor, place in the order of use
-PRESENT, HELD, DIRTY, OWNER, STAMP = 0, 1, 2, 3, 4
-#: A row is a cache line of the machine that simulates.
-BLOCK_COLUMNS = 8
+# columns of the cache's blocks: mask of parts present, bytes held, bytes modified; one more than the places in the
+# order of use of what the partition is the home of and, where they were used less lately, of its copies (0: none);
+# millionths that were lost and fetched again since; for every other partition one more than where the order ended when
+# it last read the block
+PRESENT, HELD, DIRTY, HOME, COPIES, RENEWED, READ_BY = 0, 1, 2, 3, 4, 5, 6
 # The order of use is a list in which a block is entered anew with every use (its former entry becomes -1) and which is
-# closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end.
+# closed up when it is full. Blocks do not know their band of reuse distance: it follows from where bands end. An entry
+# is the bytes that it takes, in its high bits, the block, whether some of it may be modified and whether it is copies.
+_LOW, _HALF = 0xFFFFFFFF, 32
+_BLOCK, _MODIFIED, _COPY = 2, 2, 1
 # indices into the scalar state of the cache: entries in the list, of its oldest used, bytes written back, bytes asked
 # of blocks of which something missed, then by band the bytes in it, its first entry, where it ends (bytes of reuse
-# distance) and its hits in a million; last, by how much the bands have grown since they ended where they should, and
-# how much they may
+# distance) and its hits in a million; last, by how much the bands have grown since they ended where they should, how
+# much they may, and the partitions
 _NOW, WRITTEN_BACK, LATE = 0, 1, 2
 BANDS = 13
 _BYTES, FIRST, LIMITS, HITS = 3, 3 + BANDS, 3 + 2 * BANDS, 3 + 3 * BANDS
-GROWN, QUANTUM = 3 + 4 * BANDS, 4 + 4 * BANDS
-STATE_SIZE = 5 + 4 * BANDS
+GROWN, QUANTUM, PARTITIONS = 3 + 4 * BANDS, 4 + 4 * BANDS, 5 + 4 * BANDS
+STATE_SIZE = 6 + 4 * BANDS
 #: The band that ends at the cache's capacity; band 0 ends at 0.4 of it, each further one 0.1 later.
 LAST_INSIDE = 6
 # rows of the byte counters
@@ -52,56 +61,101 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 @inlined
-def _close_up(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray) -> None:
+def _close_up(cache: Cache) -> None:
     """Drop the empty entries of the list."""
-    end = 0
+    blocks, scal, order, _, scratch = cache
+    end, oldest = 0, scal[FIRST + BANDS - 1]
     for k in range(BANDS):
         band = BANDS - 1 - k
         newer = scal[_NOW] if band == 0 else scal[FIRST + band - 1]
         first = scal[FIRST + band]
         scal[FIRST + band] = end
         for at in range(first, newer):
-            block = order[at]
-            if block >= 0:
-                order[end] = block
-                blocks[block, STAMP] = end
+            scratch[at] = end
+            entry = order[at]
+            if entry >= 0:
+                order[end] = entry
                 end += 1
+                blocks[(entry & _LOW) >> _BLOCK, COPIES if entry & _COPY else HOME] = end
+    others = scal[PARTITIONS] - 1
+    if others > 0:
+        # what was before the oldest entry stays there
+        now = scal[_NOW]
+        for block in range(blocks.shape[0]):
+            for other in range(others):
+                at = blocks[block, READ_BY + other]
+                if at > 0:
+                    at -= 1
+                    blocks[block, READ_BY + other] = 1 + end if at >= now else 1 + scratch[at] if at >= oldest else 0
     scal[_NOW] = end
 
 
 @inlined
-def _age(blocks: np.ndarray, scal: np.ndarray, order: np.ndarray, counters: np.ndarray) -> None:
+def _age(cache: Cache, counters: np.ndarray) -> None:
     """Move the bands' ends until every band ends where it should; the last one's overflow is forgotten.
 
     Modified bytes go to HBM when their block leaves the capacity.
     """
+    blocks, scal, order, owners, _ = cache
     reach, newer = 0, scal[_NOW]
     for band in range(BANDS):
         reach += scal[_BYTES + band]
         limit, at = scal[LIMITS + band], scal[FIRST + band]
         moved = 0
+        special = band == LAST_INSIDE or band == BANDS - 1
         while reach > limit and at < newer:
-            victim = order[at]
+            entry = order[at]
             at += 1
-            if victim < 0:
+            if entry < 0:
                 continue
-            held = blocks[victim, HELD]
-            reach -= held
-            moved += held
-            if band == LAST_INSIDE:
-                counters[HBM_WRITE, blocks[victim, OWNER]] += blocks[victim, DIRTY]
-                scal[WRITTEN_BACK] += blocks[victim, DIRTY]
-                blocks[victim, DIRTY] = 0
-            elif band == BANDS - 1:
-                order[at - 1] = -1
-                blocks[victim, HELD] = 0
-                blocks[victim, PRESENT] = 0
+            reach -= entry >> _HALF
+            moved += entry >> _HALF
+            if special:
+                victim = (entry & _LOW) >> _BLOCK
+                if band == LAST_INSIDE:
+                    if entry & _MODIFIED:
+                        counters[HBM_WRITE, owners[victim]] += blocks[victim, DIRTY]
+                        scal[WRITTEN_BACK] += blocks[victim, DIRTY]
+                        blocks[victim, DIRTY] = 0
+                else:
+                    order[at - 1] = -1
+                    if entry & _COPY:
+                        blocks[victim, COPIES] = 0
+                    else:
+                        blocks[victim, HOME] = 0
+                        blocks[victim, HELD] = 0
+                        blocks[victim, PRESENT] = 0
         if moved > 0:
             scal[FIRST + band] = at
             scal[_BYTES + band] -= moved
             if band < BANDS - 1:
                 scal[_BYTES + band + 1] += moved
         newer = at
+
+
+@inlined
+def _band(stamp: int, scal: np.ndarray) -> int:
+    """Band of reuse distance of what was used when the list ended at ``stamp``."""
+    band = 0
+    while stamp < scal[FIRST + band]:
+        band += 1
+    return band
+
+
+@inlined
+def _has_copies(block: int, reader: int, cache: Cache) -> bool:
+    """Whether the partition ``reader`` still has (more than half of) the copies of ``block`` that it once made."""
+    blocks, scal, order, _, _ = cache
+    if reader > 0:
+        stamp = blocks[block, READ_BY + reader - 1]
+    else:
+        stamp = blocks[block, COPIES]
+        if stamp == 0:
+            stamp = blocks[block, HOME]
+            if order[stamp - 1] >> _HALF < blocks[block, HELD]:
+                return False
+    there: bool = stamp > 0 and 2 * scal[HITS + _band(stamp - 1, scal)] > 1_000_000
+    return there
 
 
 @inlined
@@ -123,19 +177,23 @@ def touch(
     mask: int,
     size: int,
     is_write: int,
+    reader: int,
     limit: int,
     owner: int,
     cache: Cache,
     counters: np.ndarray,
 ) -> int:
-    """Access ``size`` bytes (the 64-part ``mask``) of ``block``; returns the bytes that miss (reads only).
+    """Access ``size`` bytes (the 64-part ``mask``) of ``block`` from an SM of the partition ``reader``.
+
+    Returns the bytes that miss (reads only).
 
     A range that no part stands for has an empty ``mask``: it counts as missing until all of the block is there.
     A block that holds bytes is in the list of blocks by use, which reaches beyond the capacity: how far back a block
     was used decides what share of it is still there, of what is asked for now and of the rest (which would otherwise
     come back to the front unfetched).
     """
-    blocks, scal, order = cache
+    blocks, scal, order, _, _ = cache
+    partitions = scal[PARTITIONS]
     none = np.uint64(0)
     have = np.uint64(blocks[block, PRESENT])
     new_bytes = size
@@ -153,15 +211,24 @@ def touch(
     lost = 0
     gone = 0
     stamp = -1
+    hits = 0
     if held > 0:
-        stamp = blocks[block, STAMP]
-        while stamp < scal[FIRST + band]:
-            band += 1
+        stamp = blocks[block, HOME] - 1
+        band = _band(stamp, scal)
         hits = scal[HITS + band]
+        asked = is_write or reader == 0 or new_bytes > 0 or 2 * hits <= 1_000_000
+        if not asked:
+            # a partition that has its copies asks their home for nothing
+            asked = not _has_copies(block, reader, cache)
         if hits < 1_000_000:
             again = size - new_bytes
-            lost = again - _quotient(again * hits, 1_000_000)
-            if held > again:
+            share = 1_000_000 - hits
+            # what was lost since the block was last used here has been fetched again since, as far as it was then
+            renewed = blocks[block, RENEWED]
+            if share > renewed:
+                blocks[block, RENEWED] = share
+                lost = again - _quotient(again * (hits + renewed), 1_000_000)
+            if asked and held > again:
                 # the same share of what is not asked for now is gone as well
                 rest = have & ~mask
                 kept = rest & _spread(hits)
@@ -170,40 +237,73 @@ def touch(
                 elif 2 * hits < 1_000_000:
                     gone = held - again
                 have = kept | (have & mask)
+        if not asked:
+            blocks[block, READ_BY + reader - 1] = scal[_NOW] + 1
+            return lost
     new_bytes = min(new_bytes, limit - held + gone)
+    if gone > 0:
+        held -= gone
+        written = max(0, blocks[block, DIRTY] - held)
+        blocks[block, DIRTY] -= written
+        counters[HBM_WRITE, owner] += written
+        scal[WRITTEN_BACK] += written
+    held += new_bytes
+    if is_write:
+        blocks[block, DIRTY] = min(blocks[block, DIRTY] + size, held)
+    space = held
+    if partitions > 1:
+        # a write goes to the home; of the copies only the writer's own, if it has any, are written as well
+        here = reader == 0 and (not is_write or (stamp >= 0 and _has_copies(block, 0, cache)))
+        if not here:
+            space = _quotient(held + partitions - 1, partitions)
+        if 2 * hits <= 1_000_000 or is_write:
+            # copies of what has left its home, or was modified by others, are void
+            for other in range(partitions - 1):
+                if 2 * hits <= 1_000_000 or other != reader - 1 or not _has_copies(block, reader, cache):
+                    blocks[block, READ_BY + other] = 0
+        copies = blocks[block, COPIES]
+        if copies > 0 and (here or is_write):
+            scal[_BYTES + _band(copies - 1, scal)] -= order[copies - 1] >> _HALF
+            order[copies - 1] = -1
+            blocks[block, COPIES] = 0
+        elif copies == 0 and stamp >= 0 and not here and not is_write:
+            before = order[stamp] >> _HALF
+            if before > space:
+                # the copies stay where they are in the list
+                order[stamp] = ((before - space) << _HALF) | (block << _BLOCK) | _COPY
+                scal[_BYTES + band] -= space
+                blocks[block, COPIES] = stamp + 1
+                stamp, band = -1, 0
+    before = order[stamp] >> _HALF if stamp >= 0 else 0
+    entry = (space << _HALF) | (block << _BLOCK)
+    if blocks[block, DIRTY] > 0:
+        entry |= _MODIFIED
     # a block larger than the whole cache may be first in the list and beyond its capacity at once: it passes the
     # capacity again, so that what was modified is written back
-    if held > 0 and stamp == scal[_NOW] - 1 and band <= LAST_INSIDE and gone == 0:
-        scal[_BYTES + band] += new_bytes
+    if stamp >= 0 and stamp == scal[_NOW] - 1 and band <= LAST_INSIDE and gone == 0:
+        order[stamp] = entry
+        scal[_BYTES + band] += space - before
     else:
-        if held > 0:
+        if stamp >= 0:
             order[stamp] = -1
-            scal[_BYTES + band] -= held
-        else:
-            blocks[block, OWNER] = owner
-        if gone > 0:
-            held -= gone
-            written = max(0, blocks[block, DIRTY] - held)
-            blocks[block, DIRTY] -= written
-            counters[HBM_WRITE, owner] += written
-            scal[WRITTEN_BACK] += written
+            scal[_BYTES + band] -= before
         if scal[_NOW] == order.shape[0]:
-            _close_up(blocks, scal, order)
-        order[scal[_NOW]] = block
-        blocks[block, STAMP] = scal[_NOW]
+            _close_up(cache)
+        order[scal[_NOW]] = entry
         scal[_NOW] += 1
-        scal[_BYTES] += held + new_bytes
-    blocks[block, HELD] = held + new_bytes
+        blocks[block, HOME] = scal[_NOW]
+        scal[_BYTES] += space
+    blocks[block, HELD] = held
     blocks[block, PRESENT] = np.int64(have | mask)
-    if is_write:
-        blocks[block, DIRTY] = min(blocks[block, DIRTY] + size, held + new_bytes)
-    if new_bytes > 0:
-        scal[GROWN] += new_bytes
-    if band > 0:
-        scal[GROWN] += held
-    if scal[GROWN] > scal[QUANTUM]:
-        scal[GROWN] = 0
-        _age(blocks, scal, order, counters)
+    blocks[block, RENEWED] = 0
+    if reader > 0 and (not is_write or blocks[block, READ_BY + reader - 1] > 0):
+        blocks[block, READ_BY + reader - 1] = scal[_NOW] + 1
+    grown = space if band > 0 else space - before
+    if grown > 0:
+        scal[GROWN] += grown
+        if scal[GROWN] > scal[QUANTUM]:
+            scal[GROWN] = 0
+            _age(cache, counters)
     missing: int = new_bytes + lost
     return missing
 
@@ -230,6 +330,7 @@ def visit_tile(
     col: int,
     cols: int,
     kind: int,
+    reader: int,
     shape: np.ndarray,
     cache: Cache,
     counters: np.ndarray,
@@ -263,7 +364,7 @@ def visit_tile(
             size = (rh - rl) * (ch - cl) * esize
             block = base + head * per_head + i * per_row + j
             limit = block_rows * block_cols * esize
-            miss = touch(block, mask, size, kind != READ, limit, tensor, cache, counters)
+            miss = touch(block, mask, size, kind != READ, reader, limit, tensor, cache, counters)
             total += size
             if kind != WRITE and miss > 0:
                 missed += miss
@@ -282,10 +383,11 @@ def access_tile(
     col: int,
     cols: int,
     kind: int,
+    reader: int,
     shape: np.ndarray,
     cache: Cache,
     counters: np.ndarray,
 ) -> tuple[int, int]:
     """:func:`visit_tile` for callers in Python."""
-    found: tuple[int, int] = visit_tile(tensor, head, row, rows, col, cols, kind, shape, cache, counters)
+    found: tuple[int, int] = visit_tile(tensor, head, row, rows, col, cols, kind, reader, shape, cache, counters)
     return found

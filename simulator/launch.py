@@ -82,14 +82,14 @@ def empty_cache(
     kernels: Sequence[Kernel], tensors: dict[str, Tensor], profile: Profile, physics: Physics, budget: int
 ) -> L2:
     """An empty L2 in blocks as large as the tiles or chunks of ``kernels``, which touch ``tensors``."""
-    capacity = int(profile.l2_bytes * physics.l2_capacity_fraction)
+    capacity, partitions = int(profile.l2_bytes * physics.l2_capacity_fraction), profile.l2_partitions
     wide_rows = wide_block_rows(kernels, lambda k: profile.num_sms * occupancy(k, profile))
     coarsen: dict[str, int] = {}
     for kernel in kernels:
         slots = profile.num_sms * occupancy(kernel, profile)
-        chunk = plan_replay(kernel, slots, capacity, budget, bundle_size(kernel, slots)).chunk
+        chunk = plan_replay(kernel, slots, capacity // partitions, budget, bundle_size(kernel, slots)).chunk
         for access in kernel_accesses(kernel):
             if access.loops and not access.is_write:
                 name = access.tile.tensor.name
                 coarsen[name] = min(coarsen.get(name, chunk), chunk)
-    return L2.of(tensors, capacity, coarsen, wide_rows, WAYS)
+    return L2.of(tensors, capacity, coarsen, wide_rows, WAYS, partitions)

@@ -3,6 +3,13 @@
 A tensor is tracked in blocks. Narrow tensors (Q, K, V, O ...) have blocks of some rows and their full width; wide
 ones (S, P: one row is long) have blocks of few rows, whose 64 parts are column ranges.
 
+GPUs since the A100 have their L2 in partitions. Each is the home of a part of memory, lines from all over a block, and
+keeps copies of what its SMs read of the others' parts; without its home's line a copy is void. So on an H200, which has
+two, half the capacity fits of what all SMs read and two thirds of what one SM each reads (``micro_l2_partitions.csv``),
+and a read that finds a copy is not seen by the line's home, which may so forget a line in use. A write goes to the home
+and, if there is one, to the copy of the writer's partition; others' copies are void. Partitions do the same to each
+other's parts of a block, so one of them stands for all: what it lacks, the others lack of theirs.
+
 Replacement is least recently used, in sets: lines are hashed to sets of ``ways`` lines, so of a block whose reuse
 distance is x times the capacity the share P(Poisson(ways * x) < ways) is still there (Hill and Smith, "Evaluating
 associativity in CPU caches", 1989). Misses set in gradually where a fully associative cache would have a cliff.
@@ -18,15 +25,16 @@ import numpy as np
 
 from simulator.l2_blocks import (
     BANDS,
-    BLOCK_COLUMNS,
     DIRTY,
     FIRST,
     HITS,
+    HOME,
     LAST_INSIDE,
     LIMITS,
+    PARTITIONS,
     QUANTUM,
     READ,
-    STAMP,
+    READ_BY,
     STATE_SIZE,
     access_tile,
 )
@@ -66,7 +74,7 @@ class L2:
 
     names: list[str]
     shape: np.ndarray
-    cache: tuple[np.ndarray, np.ndarray, np.ndarray]
+    cache: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     counters: np.ndarray
     capacity: int
 
@@ -78,9 +86,11 @@ class L2:
         coarsen: dict[str, int] | None = None,
         wide_rows: int = 16,
         ways: int | None = None,
+        partitions: int = 1,
     ) -> L2:
         """An empty cache for ``tensors``. ``coarsen`` multiplies the rows of a narrow tensor's blocks, by name;
-        ``wide_rows`` are the rows of a wide tensor's block; ``ways`` ``None`` makes it fully associative."""
+        ``wide_rows`` are the rows of a wide tensor's block; ``ways`` ``None`` makes it fully associative;
+        ``partitions`` share ``capacity_bytes`` evenly."""
         rows, base = [], 0
         for tensor in tensors.values():
             if tensor.cols > WIDE_COLS:
@@ -93,16 +103,20 @@ class L2:
             rows.append((tensor.heads, tensor.rows, tensor.cols, br, bc, per_row, per_col * per_row, base, size))
             base += tensor.heads * per_col * per_row
         n = base + 1
-        blocks = np.zeros((n, BLOCK_COLUMNS), np.int64)
+        # a row is a cache line of the machine that simulates
+        blocks = np.zeros((n, -(-(READ_BY + partitions - 1) // 8) * 8), np.int64)
         state = np.zeros(STATE_SIZE, np.int64)
         # how much bands may grow before their ends move: half of it beyond their limits, half of it below
+        part = int(capacity_bytes) // partitions
         growth = int(capacity_bytes) // GROWTH_PART if capacity_bytes > SMALL_BYTES else 0
-        limits = [int(capacity_bytes) * (4 + band) // 10 - growth // 2 for band in range(BANDS)]
-        state[LIMITS : LIMITS + BANDS], state[QUANTUM] = limits, growth
+        limits = [part * (4 + band) // 10 - growth // 2 for band in range(BANDS)]
+        state[LIMITS : LIMITS + BANDS], state[QUANTUM], state[PARTITIONS] = limits, growth, partitions
         state[HITS : HITS + BANDS] = [round(1e6 * share) for share in hit_shares(ways)]
         # the list of blocks in order of use, with room for as many uses again before it is closed up
-        order = np.zeros(ORDER_FACTOR * n + ORDER_LEAST, np.int32)
-        cache = (blocks, state, order)
+        order = np.zeros(ORDER_FACTOR * n + ORDER_LEAST, np.int64)
+        counts = np.diff([row[7] for row in rows] + [n])
+        owners = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+        cache = (blocks, state, order, owners, np.zeros(len(order), np.int32))
         counters = np.zeros((4, len(tensors)), np.int64)
         shape = np.array(rows, np.int64).reshape(-1, 9)
         return cls(list(tensors), shape, cache, counters, int(capacity_bytes))
@@ -112,15 +126,20 @@ class L2:
         return self.counters.copy()
 
     @property
+    def shared_capacity(self) -> int:
+        """Bytes that fit of what SMs of every partition read."""
+        return self.capacity // int(self.cache[1][PARTITIONS])
+
+    @property
     def dirty_bytes(self) -> int:
         """Bytes modified in the cache and not yet written to HBM."""
         return int(self.cache[0][:, DIRTY].sum())
 
     def bands(self) -> np.ndarray:
         """Band of reuse distance of every block (of those that hold bytes)."""
-        blocks, state, _ = self.cache
+        blocks, state, *_ = self.cache
         ends = state[FIRST : FIRST + BANDS]
-        band: np.ndarray = (blocks[:, STAMP, None] < ends).sum(axis=1)
+        band: np.ndarray = (blocks[:, HOME, None] - 1 < ends).sum(axis=1)
         return band
 
     def warm_up(self, names: Iterable[str]) -> None:
@@ -129,7 +148,8 @@ class L2:
             t = self.names.index(name)
             heads, rows, cols = (int(x) for x in self.shape[t, :3])
             for head in range(heads):
-                access_tile(t, head, 0, rows, 0, cols, READ, self.shape, self.cache, self.counters)
+                for partition in range(int(self.cache[1][PARTITIONS])):
+                    access_tile(t, head, 0, rows, 0, cols, READ, partition, self.shape, self.cache, self.counters)
         self.counters[...] = 0
 
     def clone(self) -> tuple[np.ndarray, ...]:

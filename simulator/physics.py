@@ -64,7 +64,7 @@ class Physics:
         500.0, 0.0, 6000.0, "cycles", "scheduling of the next tile in a persistent kernel"
     )
     l2_capacity_fraction: float = _parameter(
-        0.8, 0.4, 1.0, "fraction", "share of the L2 that a working set shared by all SMs can use"
+        1.0, 0.4, 1.0, "fraction", "share of the L2, in all its partitions, that data can use"
     )
     l2_bandwidth_fraction: float = _parameter(
         0.95, 0.3, 1.2, "fraction", "sustained share of the profile's L2 bandwidth under a kernel's access pattern"

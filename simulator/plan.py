@@ -269,7 +269,8 @@ def _short_loops(kernel: Kernel) -> bool:
 
 @once_a_kernel
 def plan_replay(kernel: Kernel, slots: int, capacity_bytes: int, budget: int, bundle: int = 1) -> Plan:
-    """The plan for ``kernel`` on ``slots`` CTA slots and an L2 of ``capacity_bytes``; ``bundle`` CTAs count as one."""
+    """The plan for ``kernel`` on ``slots`` CTA slots and an L2 that holds ``capacity_bytes`` of what all SMs read;
+    ``bundle`` CTAs count as one."""
     n = kernel.ctas
     iterations = int(iterations_of(kernel).sum())
     if bundle > 1:

@@ -108,7 +108,6 @@ UNREAD_KEYS = frozenset(
         "smem_latency_cycles",
         "tmem_bytes_per_sm",
         "l1_smem_bytes_per_sm",
-        "l2_partitions",
         "hbm_sustained_copy_bytes_per_s",
         "launch_overhead_s",
         "graph_launch_overhead_s",

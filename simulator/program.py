@@ -61,7 +61,8 @@ class Load:
     """Copy a tile from HBM (through L2) on chip. Into a pipe it is asynchronous; into a buffer it blocks,
     unless ``token`` names it for a later :class:`Await`. With ``multicast`` > 1 the CTAs of a cluster (coordinate
     ``cluster_rank``) each fetch that share of the tile's rows and hand it to the others: L2 sees the tile once.
-    ``overfetch``: bytes that L2 sends for one of the tile, where threads read parts of 32-byte sectors."""
+    ``overfetch``: bytes that L2 sends for one of the tile, where threads read parts of 32-byte sectors. ``from_l1``:
+    the share of the tile that L1 still holds from an earlier load of it."""
 
     source: Tile
     into: Buffer | Pipe | View
@@ -69,6 +70,7 @@ class Load:
     via: str = "cp_async"
     multicast: int = 1
     overfetch: float = 1.0
+    from_l1: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -174,13 +176,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Code that a CTA runs once, as one of ``times`` such pieces of a kernel of ``code_bytes`` (no numerical effect).
+    """A wait for instructions that no cache near the schedulers holds (no numerical effect).
 
-    A kernel that the instruction cache holds costs nothing; of a larger one, this code is what has been displaced.
+    ``code_bytes`` of a kernel that a CTA runs once: what the instruction cache cannot hold of them has been displaced;
+    ``times``: the part that is waited for is one of so many. ``again``: a key block's code of this size, that warps
+    which are not quite in step fetch again where the level nearest to the schedulers cannot hold all of it.
     """
 
     code_bytes: int
-    times: int = 1
+    times: float = 1.0
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -276,7 +281,7 @@ class Kernel:
     coordinates that count iterations. ``schedule`` is ``grid`` (hardware order), ``static`` (persistent, CTA i
     on slot i modulo slots) or ``dynamic`` (persistent, next tile to the first free slot).
     ``path`` is the tensor instruction path, ``compute_dtype`` the type its operands have. ``in_step_iterations`` is
-    the loop length at which half the reads that neighbouring CTAs have in common are still in step (0: none ever are).
+    the loop length over which half the reads that neighbouring CTAs have in common are in step (0: none ever are).
     ``ctas_each`` > 1: each CTA of the list stands for that many of the hardware, which share its operations and follow
     each other on a slot. ``launch_gap_cycles`` passes from a CTA's end to the next one's start on its slot, where it
     was seen (``None``: as the GPU's parameters say). ``short_code``: a few hundred instructions, which do not keep the

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from simulator.compiled import compiled, inlined
-from simulator.l2_blocks import LATE, READ, SM_READ, SM_WRITE, WRITTEN_BACK, Cache, visit_tile
+from simulator.l2_blocks import LATE, PARTITIONS, READ, SM_READ, SM_WRITE, WRITTEN_BACK, Cache, visit_tile
 
 # positions of an access relative to the loops of its CTA; segments are 0 and up
 PROLOGUE, EPILOGUE, OUTER = -1, -2, -3
@@ -32,6 +32,9 @@ CLASS, ROUNDS, APART, COUNTS = 0, 1, 2, 3
 # columns of a slot's state
 _CTA, _PHASE, _ROUND, _SEGMENT, _ITERATION, _STARTED = 0, 1, 2, 3, 4, 5
 SLOT_COLUMNS = 8
+#: SMs of a GPC, as a power of two: consecutive CTAs land on all SMs of one before those of the next, whose L2 partition
+#: is taken to be another (``micro_read_sharing.csv``: 16 or 18 on an H200).
+_GPC_SMS_LOG2 = 4
 #: Key of a slot that has no event to come.
 NEVER = np.iinfo(np.int64).max
 
@@ -158,6 +161,7 @@ def replay(
         t, slot = tree[0] >> shift, tree[0] & (leaves - 1)
         cta = state[slot, _CTA]
         sm = slot % n_sms
+        side = (sm >> _GPC_SMS_LOG2) % scal[PARTITIONS]
         o = state[slot, _ROUND]
         inside = ctas[cta, APART]
         booked = counters_apart if inside == 1 else counters
@@ -244,7 +248,7 @@ def replay(
             for visit in range(again * visits):
                 i = visit % visits
                 b, m = visit_tile(
-                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, shape, cache, booked
+                    tensor, head, row + i * row_step, rows, col + i * col_step, cols, kind, side, shape, cache, booked
                 )
                 asked += b
                 got += b * (1 + extra)

@@ -51,6 +51,11 @@ MMA_SYNC_CHAIN_CYCLES = 25.0
 #: KB 40 to 63; a request for 80 bytes that misses costs its warp 28 cycles.
 INSTRUCTION_CACHE_BYTES = 64 << 10
 FETCH_CYCLES_PER_BYTE = 28 / 80
+#: Code that is nearest to the schedulers, and the pace at which it is read from the next level: loops of up to 28 KB run
+#: freely, the one of 37 KB (FA2 at head dim 64 with a window, random_run1 and builds_run1) loses 4.7 thousand cycles an
+#: iteration.
+NEAR_INSTRUCTION_CACHE_BYTES = 32 << 10
+NEAR_FETCH_BYTES_PER_CYCLE = 10.0
 #: Parts of an operation below this share of its longest part hide in it and cost no event of their own.
 NEGLIGIBLE_SHARE = 0.05
 PIPE_INDEX = {name: i for i, name in enumerate(PIPES)}
@@ -251,6 +256,9 @@ def _compile_op(op: Op, warps: int, spec: SmSpec) -> TimedOp:
         cycles = (op.bytes_written + op.bytes_read) / spec.smem_bytes
         return Timed("work", ((PIPE_INDEX["smem"], cycles),), spec.barrier_latency, cause="smem")
     if isinstance(op, Fetch):
+        if op.again:
+            looped = op.code_bytes if op.code_bytes > NEAR_INSTRUCTION_CACHE_BYTES else 0
+            return Timed("work", (), looped / op.times / NEAR_FETCH_BYTES_PER_CYCLE)
         missing = max(0, op.code_bytes - INSTRUCTION_CACHE_BYTES) / op.times
         return Timed("work", (), missing * FETCH_CYCLES_PER_BYTE)
     if isinstance(op, Barrier):

@@ -304,7 +304,7 @@ def test_without_an_l2_memory_sees_what_the_sms_ask(algorithm, problem):
             kinds = {op.accumulate for *_, op in kernel.walk() if isinstance(op, Store) and op.into.tensor.name == name}
             assert len(kinds) < 2
             added += moved[1] if True in kinds else 0
-        for name, unseen in unseen_read_bytes(kernel, gpu.l2_read_sharers).items():
+        for name, unseen in unseen_read_bytes(kernel, gpu).items():
             exact[name][0] -= unseen
     assert result.hbm_read_bytes == result.l2_read_bytes + added
     assert result.l2_read_bytes == sum(r for r, _ in exact.values())

@@ -39,7 +39,8 @@ CASES = {
     # chunked: several iterations an event
     "fa2-long": ("fa2", P(heads=16, seqlen_q=16384, head_dim=128), {}),
     "fa3-causal-long": ("fa3", P(batch=2, heads=16, kv_heads=4, seqlen_q=16384, head_dim=128, causal=True), {}),
-    "fa2-causal-d64": ("fa2", P(batch=8, heads=16, seqlen_q=8192, head_dim=64, causal=True), {}),
+    # 0.7 % too fast: who takes the last wave's CTAs
+    "fa2-causal-d64": ("fa2", P(batch=8, heads=16, seqlen_q=8192, head_dim=64, causal=True), {"times": 2}),
     "fa1-long": ("fa1", P(heads=8, seqlen_q=8192, head_dim=128), {}),
     "fa1-paper": ("fa1:flash_attn_1_paper", P(heads=32, seqlen_q=4096, head_dim=128), {}),
     # K and V of all sequences between two heads of a group come near the L2's capacity
@@ -192,7 +193,7 @@ def test_launches_whose_ctas_have_bytes_of_their_own():
     program = build_program("standard", P(heads=4, seqlen_q=8192, head_dim=128, causal=True), GPU)
     addition = next(kernel for kernel in program.kernels if kernel.name.startswith("mask_add"))
     slots = GPU.num_sms * occupancy(addition, GPU)
-    plan = plan_replay(addition, slots, new_cache(program, GPU, Physics(), "cold").capacity, EVENT_BUDGET)
+    plan = plan_replay(addition, slots, new_cache(program, GPU, Physics(), "cold").shared_capacity, EVENT_BUDGET)
     assert plan.skip > addition.ctas // 4
     assert_same(addition, program)
 
@@ -233,4 +234,4 @@ def test_key_blocks_that_stand_for_their_neighbours(monkeypatch, implementation,
     for name in ("l2_read_bytes", "l2_write_bytes"):
         assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=1e-3)
     for name in ("hbm_read_bytes", "hbm_write_bytes"):
-        assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=4 * HBM_BYTES)
+        assert getattr(few, name) == pytest.approx(getattr(everyone, name), rel=5 * HBM_BYTES)
