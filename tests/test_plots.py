@@ -329,7 +329,7 @@ def no_simulation(monkeypatch):
 
     def forbid():
         monkeypatch.setattr("simulator.simulation.run_program", refuse)
-        monkeypatch.setattr("simulator.simulation.run_kernel", refuse)
+        monkeypatch.setattr("simulator.clock_search.run_kernel", refuse)
 
     return forbid
 
