@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from simulator.l2_blocks import HBM_READ, HBM_WRITE, READ, WRITE, access_tile
+from simulator.l2_blocks import BANDS, FIRST, HBM_READ, HBM_WRITE, HOME, READ, READ_BY, WRITE, access_tile
 from simulator.memory import L2, WAYS
 from simulator.profile import load_profile
 from simulator.program import Tensor
@@ -88,6 +88,20 @@ def test_a_home_forgets_what_is_read_from_copies():
     for i in range(50 * MIB // TILE):
         buffers.touch("B", i, 0)
         assert buffers.touch("A", 0, 0) == 0
+
+
+def test_copies_older_than_the_list_are_gone():
+    """A home that its own SMs keep in use outlives what the list knows of the other half's last read."""
+    buffers = Buffers(60 * MIB, A=1, B=300)
+    buffers.touch("A", 0, 1)
+    for i in range(300 * MIB // TILE):
+        buffers.touch("B", i, 0)
+        assert buffers.touch("A", 0, 0) in (0, TILE // 2)
+    blocks, state, *_ = buffers.l2.cache
+    assert 0 < blocks[0, READ_BY] <= state[FIRST + BANDS - 1]
+    buffers.touch("B", 0, 0)
+    buffers.touch("A", 0, 1)
+    assert blocks[0, HOME] == blocks[:, HOME].max(), "it has to ask the home again"
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3, 8])
