@@ -14,6 +14,7 @@ import pytest
 
 from algorithms import MODULES, build_program
 from simulator import AttentionProblem, load_profile, simulate
+from simulator.accesses import padding_read_bytes
 from simulator.overrides import with_values
 from simulator.program import Load, Loop, Store
 from simulator.traffic import program_traffic
@@ -387,7 +388,12 @@ def test_a_run_moves_what_the_papers_loops_move(case):
     counter = counted(problem, program)
     result = simulate(program.algorithm, problem, ENDLESS, implementation=program.implementation, clock_mhz=1300)
     got = {n: t for n, t in result.traffic_by_tensor().items() if n not in NOT_COUNTED}
-    assert {n: [t.l2_read_bytes, t.l2_write_bytes] for n, t in got.items()} == counter.moved
+    # rows behind a tensor's end, which TMA asks of L2 and fills with zeros, are no loop's
+    padding = dict.fromkeys(got, 0)
+    for kernel in program.kernels:
+        for n, asked in padding_read_bytes(kernel).items():
+            padding[n] += asked
+    assert {n: [t.l2_read_bytes - padding[n], t.l2_write_bytes] for n, t in got.items()} == counter.moved
     # an L2 that keeps everything: memory gives what is read first, and what is written stays
     first_read = {n: read for n, (read, _) in counter.first.items() if read}
     assert {n: t.hbm_read_bytes for n, t in got.items() if t.hbm_read_bytes} == first_read
