@@ -14,7 +14,7 @@ from algorithms.common import (
 )
 from algorithms.counted import instructions_around, residual_instructions, spread_over_matmuls
 from algorithms.fa2_code import build_of, fetches, is_uneven
-from algorithms.fa2_counts import BlockCounts
+from algorithms.fa2_counts import BlockCounts, Fa2Build
 from algorithms.kernel_tables import Fa2Tile
 from simulator.problem import AttentionProblem
 from simulator.profile import Profile
@@ -85,13 +85,18 @@ def spilled_bytes(block: BlockCounts, t: Fa2Tile) -> int:
     return 4 * round(block.stores) * t.threads
 
 
+def spill_frame_bytes(build: Fa2Build, t: Fa2Tile) -> int:
+    """Bytes of a CTA's local memory that a launch keeps writing: what a looped block stores, or a masked one where the
+    loop keeps its registers. A masked block passes over the same lines (H200 counters: hardly any reaches HBM)."""
+    return spilled_bytes(build.loop, t) or spilled_bytes(build.masked, t)
+
+
 def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor | None:
     """Local memory for spilled registers: one row for each CTA that the GPU holds at a time; ``None`` without spills.
 
     Spilled stores go through to L2; the same lines are reused by every iteration and by every later CTA.
     """
-    build = build_of(problem, t)
-    size = max(spilled_bytes(build.masked, t), spilled_bytes(build.loop, t))
+    size = spill_frame_bytes(build_of(problem, t), t)
     slots = spill_slots(t, gpu)
     return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
 
@@ -188,10 +193,11 @@ def roles(
                 # spilled registers pass through L1, a line of 128 bytes a warp
                 beyond += (("wavefronts", (block.stores + block.loads) * warps),)
             ops.insert(len(ops) - 2, Instructions("softmax", beyond))
-            if "spill" in tensors and spilled_bytes(block, t):
-                spilled = Buffer("spilled", 1, spilled_bytes(block, t) // 4 // sets)
-                where = tile(tensors["spill"], 0, var("slot"), 1, index * spilled.cols, spilled.cols)
-                ops.append(Store(View(spilled), where))
+            if "spill" in tensors:
+                frame = tensors["spill"].cols // sets
+                where = tile(tensors["spill"], 0, var("slot"), 1, index * frame, frame)
+                passes = round(spilled_bytes(block, t) / tensors["spill"].cols / 4)
+                ops += [Store(View(Buffer("spilled", 1, frame)), where)] * passes
             return ops
 
         load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
