@@ -67,7 +67,7 @@ def test_causal_tiles_go_out_as_they_come():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "causal", "shortest", "mean"), [("fp16", 0, 512, 0.07), ("fp16", 1, 1024, 0.07), ("fp8", 0, 1024, 0.06)]
+    ("dtype", "causal", "shortest", "mean"), [("fp16", 0, 512, 0.07), ("fp16", 1, 1024, 0.075), ("fp8", 0, 1024, 0.06)]
 )
 def test_our_h200_takes_as_long(dtype, causal, shortest, mean):
     """Nothing is fitted to these rows. Calls shorter than these lose more than the model says, up to 15 % (fp8: 25)."""

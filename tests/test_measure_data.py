@@ -49,7 +49,10 @@ def test_every_family_is_on_one_side_and_both_sides_cover_every_algorithm_and_pa
     added = {
         "timed_more_run1.csv": "calibrate",
         "timed_published_run1.csv": "calibrate",
+        "timed_random_run1.csv": "calibrate",
+        "timed_builds_run1.csv": "calibrate",
         "timed_ordered_run1.csv": "judge",
+        "timed_random2_run1.csv": "judge",
         "timed_serving_run1.csv": "judge",
         "timed_fa3_2024_run1.csv": "judge",
         "timed_fa3_2024_grid_run1.csv": "judge",
