@@ -91,14 +91,22 @@ def spill_frame_bytes(build: Fa2Build, t: Fa2Tile) -> int:
     return spilled_bytes(build.loop, t) or spilled_bytes(build.masked, t)
 
 
+def frame_parts(build: Fa2Build, t: Fa2Tile) -> int:
+    """Rows that a frame is stored in: one, or two where a masked block passes over it once and a half."""
+    passes = spilled_bytes(build.masked, t) / max(1, spill_frame_bytes(build, t))
+    return 2 if 0.4 < passes % 1 < 0.6 else 1
+
+
 def spill_tensor(t: Fa2Tile, gpu: Profile, problem: AttentionProblem) -> Tensor | None:
-    """Local memory for spilled registers: one row for each CTA that the GPU holds at a time; ``None`` without spills.
+    """Local memory for spilled registers: a row or two for each CTA that the GPU holds; ``None`` without spills.
 
     Spilled stores go through to L2; the same lines are reused by every iteration and by every later CTA.
     """
-    size = spill_frame_bytes(build_of(problem, t), t)
-    slots = spill_slots(t, gpu)
-    return Tensor("spill", 1, slots, size // 4, "fp32", "scratch", 1, size // 4) if size else None
+    build = build_of(problem, t)
+    parts = frame_parts(build, t)
+    words = spill_frame_bytes(build, t) // 4 // parts
+    rows = parts * spill_slots(t, gpu)
+    return Tensor("spill", 1, rows, words, "fp32", "scratch", 1, words) if words else None
 
 
 def roles(
@@ -194,10 +202,11 @@ def roles(
                 beyond += (("wavefronts", (block.stores + block.loads) * warps),)
             ops.insert(len(ops) - 2, Instructions("softmax", beyond))
             if "spill" in tensors:
-                frame = tensors["spill"].cols // sets
-                where = tile(tensors["spill"], 0, var("slot"), 1, index * frame, frame)
-                passes = round(spilled_bytes(block, t) / tensors["spill"].cols / 4)
-                ops += [Store(View(Buffer("spilled", 1, frame)), where)] * passes
+                words, parts = tensors["spill"].cols // sets, frame_parts(build, t)
+                for part in range(round(spilled_bytes(block, t) / 4 / sets / words)):
+                    row = var("slot") * parts + part % parts
+                    where = tile(tensors["spill"], 0, row, 1, index * words, words)
+                    ops.append(Store(View(Buffer("spilled", 1, words)), where))
             return ops
 
         load_q = Load(tile(tensors["Q"], head, row0, rows, 0, d), q)
