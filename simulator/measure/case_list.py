@@ -1,8 +1,8 @@
 """The case list of the H200 campaign: shape families, each varying one thing, and the shapes of real models.
 
 Families are the unit of the calibrate/judge split. ``python -m simulator.measure.case_list OUT.csv`` writes the list;
-with ``--random N SEED`` so many random cases instead, with ``--builds`` one for each compiled kernel, with ``--check``
-the small ones that compare numbers.
+with ``--random N SEED`` so many random cases instead, with ``--builds`` one for each compiled kernel, with
+``--unaligned`` unfused attention's unaligned rows, with ``--check`` the small ones that compare numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from simulator.measure.case_families import case_name, launch_series, length_swe
 from simulator.measure.case_families_builds import builds
 from simulator.measure.case_families_more import backward, decode, first_flash, other_forward, unfused
 from simulator.measure.case_families_random import random_cases
+from simulator.measure.case_families_unaligned import unaligned
 from simulator.measure.cases import Case, write_cases
 
 
@@ -99,6 +100,8 @@ def main(path: str, *options: str) -> None:
         write_cases(path, random_cases(int(options[1]), int(options[2])))
     elif options == ("--builds",):
         write_cases(path, builds())
+    elif options == ("--unaligned",):
+        write_cases(path, unaligned())
     else:
         write_cases(path, check_cases() if "--check" in options else all_cases())
 
