@@ -34,7 +34,8 @@ class GemmKernel:
     ``consumer_warpgroups`` 0: no warp specialisation, all ``threads`` load with cp.async and compute.
     ``persistent``: one CTA an SM takes tiles in turn; a memset of the tile counter then precedes the kernel
     (``helper_memset``) where there are more tiles than CTAs. ``cluster_rows``/``cluster_columns``: CTAs of a cluster
-    along C's rows and columns, which share A or B tiles by multicast. The epilogue goes through SMEM.
+    along C's rows and columns, which share A or B tiles by multicast. ``splits``: CTAs that share a C tile, each for
+    a part of K; a second kernel adds their fp32 results. The epilogue goes through SMEM.
     """
 
     name: str
@@ -55,8 +56,12 @@ class GemmKernel:
     kind: str
     source: str
     narrow: NarrowAccess | None = None
+    splits: int = 1
 
 
+#: Share of the GPU's SMs that a tile of unaligned products gives a CTA each, or a smaller one is taken; multiply-adds
+#: of a single matrix from which its tiles are large (seen of 500 x 5001 x 128, not of 2047 x 2047 x 64).
+_FILLED, _LARGE_SINGLE = 0.84, 3e8
 #: By ncu on an H200 (CUTLASS kernels of cuBLAS 13.0 at 250 to 3003 queries and keys, head dims 64 and 128): wavefronts
 #: and instructions of a CTA against the elements that it loads and writes. The port is busy in 0.70 to 0.87 of cycles.
 _ALIGN1 = NarrowAccess(0.145, 4.1, 0.23, 16.2, 2.9)
@@ -198,36 +203,72 @@ def _least_waves(tall: GemmKernel, flat: GemmKernel, rows: int, matrices: int, s
     return tall if rows_in_turn(tall) <= 1.1 * rows_in_turn(flat) else flat
 
 
+def _ctas(kernel: GemmKernel, rows: int, columns: int, matrices: int) -> int:
+    return matrices * ceil_div(rows, kernel.tile_rows) * ceil_div(columns, kernel.tile_columns)
+
+
+def _splits(tiles: int, inner: int, sms: int) -> int:
+    """CTAs that share one C tile of a single matrix, each a part of ``inner``: as many as fill the GPU once, or twice
+    if 96 are left for each; never less than 64. 4 of 257 to 63 of 5001 were seen for few tiles, 8 for 32."""
+    waves = 2 if inner * tiles >= 96 * 2 * sms else 1
+    return max(1, min(63, inner // 64, waves * sms // tiles))
+
+
+def _unaligned_scores(head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
+    if keys % 2 or head_dim % 2:
+        small = _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 1, 128, 96, 5, _ALIGN1)
+        square = _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 1, 128, 254, 2, _ALIGN1)
+        wide = _narrow("cutlass_75_s1688gemm_256x128_align1", 128, 256, 32, 1, 256, 236, 1, _ALIGN1)
+        if keys < 256 and head_dim <= 64:
+            return small
+        padded = [ceil_div(keys, n) * n * ceil_div(queries, 128) * 128 for n in (256, 128)]
+        larger = (wide, square) if padded[0] <= 1.05 * padded[1] else (square,)
+        return next((k for k in larger if _ctas(k, queries, keys, matrices) >= _FILLED * sms), small)
+    padded = [ceil_div(keys, n) * n * ceil_div(queries, m) * m for m, n in ((128, 256), (128, 128), (64, 128))]
+    chosen = small = _narrow("cutlass_80_s16816gemm_128x64_align2", 64, 128, 64, 3, 128, 156, 3, _ALIGN2_ROWS)
+    if head_dim > 64 and padded[0] <= 1.03 * padded[2]:
+        chosen = _narrow("cutlass_80_s16816gemm_256x128_align2", 128, 256, 64, 3, 256, 230, 1, _ALIGN2_ROWS)
+    elif head_dim > 64 and padded[1] <= 1.03 * padded[2]:
+        chosen = _narrow("cutlass_80_s16816gemm_128x128_align2", 128, 128, 32, 4, 128, 236, 2, _ALIGN2_ROWS)
+    return chosen if _ctas(chosen, queries, keys, matrices) >= 0.6 * sms else small
+
+
+def _unaligned_output(head_dim: int, rows: int, inner: int, odd: bool, matrices: int, sms: int) -> GemmKernel:
+    """For a C of ``rows`` x ``head_dim``: the largest tile that fills the GPU; of a single matrix the inner dimension
+    is split, whose parts a second kernel adds."""
+    if odd:
+        square = _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 1, 128, 252, 2, _ALIGN1)
+        small = _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 1, 128, 96, 5, _ALIGN1)
+        least = _narrow("cutlass_75_wmma_s161616gemm_32x32_32x1_align1", 32, 32, 32, 1, 128, 64, 8, _ALIGN1)
+        larger = square if head_dim > 64 else small
+    else:
+        larger = _narrow("cutlass_80_s16816gemm_64x256_align2", 256, 64, 64, 4, 128, 234, 1, _ALIGN2_COLUMNS)
+        small = _narrow("cutlass_80_s16816gemm_64x64_64x6_align2", 64, 64, 64, 4, 128, 128, 2, _ALIGN2_COLUMNS)
+        least = _narrow("cutlass_80_wmma_s161616gemm_32x32_128x2_align2", 32, 32, 128, 1, 128, 96, 5, _ALIGN2_COLUMNS)
+        if head_dim > 64:
+            tall = _narrow("cutlass_80_s16816gemm_128x256_align2", 256, 128, 64, 3, 256, 226, 1, _ALIGN2_COLUMNS)
+            flat = _narrow("cutlass_80_s16816gemm_128x128_align2", 128, 128, 64, 3, 128, 240, 2, _ALIGN2_COLUMNS)
+            larger = _least_waves(tall, flat, rows, matrices, sms)
+            small = _narrow("cutlass_80_s16816gemm_128x64_align2", 64, 128, 64, 3, 128, 156, 3, _ALIGN2_COLUMNS)
+    if matrices == 1:
+        chosen = larger if rows * inner * head_dim >= _LARGE_SINGLE else small
+        return replace(chosen, splits=_splits(_ctas(chosen, rows, head_dim, 1), inner, sms))
+    if _ctas(larger, rows, head_dim, matrices) >= (_FILLED if odd else 0.6) * sms:
+        return larger
+    return small if _ctas(small, rows, head_dim, matrices) >= (_FILLED if odd else 0.35) * sms else least
+
+
 def _unaligned_kernel(role: str, head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
     """Rows whose bytes are no multiple of 16 cannot be loaded 16 bytes at a time: kernels of older GPUs, on any GPU.
 
     Elements two by two (align2, cp.async) where the row length is even, one by one (align1, through registers) where
-    it is odd. Tiles are those seen on an H200 at 250 to 4101 keys; where two were, the one that pads less.
+    it is odd: then one slice is in flight, in registers, while another is multiplied. Tiles are those seen on an H200
+    at 250 to 14,434 keys (launches_unaligned_run1.csv); where two were, the one that pads less.
     """
-    if keys % 2 or head_dim % 2:
-        if role in ("scores", "grad_scores"):
-            wide, square = (ceil_div(keys, n) * n * ceil_div(queries, 128) * 128 for n in (256, 128))
-            if keys < 256 and head_dim <= 64:
-                return _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 2, 128, 96, 5, _ALIGN1)
-            if wide > 1.05 * square:
-                return _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 2, 128, 254, 2, _ALIGN1)
-            return _narrow("cutlass_75_s1688gemm_256x128_align1", 128, 256, 32, 2, 256, 236, 1, _ALIGN1)
-        if head_dim <= 64:
-            return _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 2, 128, 96, 5, _ALIGN1)
-        return _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 2, 128, 252, 2, _ALIGN1)
     if role in ("scores", "grad_scores"):
-        padded = (ceil_div(keys, n) * n * ceil_div(queries, m) * m for m, n in ((128, 256), (128, 128), (64, 128)))
-        wide, square, narrow = padded
-        if head_dim > 64 and wide <= 1.03 * narrow:
-            return _narrow("cutlass_80_s16816gemm_256x128_align2", 128, 256, 64, 3, 256, 230, 1, _ALIGN2_ROWS)
-        if head_dim > 64 and square <= 1.03 * narrow:
-            return _narrow("cutlass_80_s16816gemm_128x128_align2", 128, 128, 32, 4, 128, 236, 2, _ALIGN2_ROWS)
-        return _narrow("cutlass_80_s16816gemm_128x64_align2", 64, 128, 64, 3, 128, 156, 3, _ALIGN2_ROWS)
-    if head_dim <= 64:
-        return _narrow("cutlass_80_s16816gemm_64x256_align2", 256, 64, 64, 4, 128, 234, 1, _ALIGN2_COLUMNS)
-    tall = _narrow("cutlass_80_s16816gemm_128x256_align2", 256, 128, 64, 3, 256, 226, 1, _ALIGN2_COLUMNS)
-    flat = _narrow("cutlass_80_s16816gemm_128x128_align2", 128, 128, 64, 3, 128, 240, 2, _ALIGN2_COLUMNS)
-    return _least_waves(tall, flat, keys if role in ("grad_value", "grad_key") else queries, matrices, sms)
+        return _unaligned_scores(head_dim, queries, keys, matrices, sms)
+    rows, inner = (keys, queries) if role in ("grad_value", "grad_key") else (queries, keys)
+    return _unaligned_output(head_dim, rows, inner, bool(keys % 2 or head_dim % 2), matrices, sms)
 
 
 def gemm_kernel(

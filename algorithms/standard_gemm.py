@@ -54,8 +54,8 @@ class Product:
 
 
 def _loader(p: Product, g: GemmKernel, a_pipe: Pipe, b_pipe: Pipe, row: Index, col: Index) -> tuple[Op, ...]:
-    head, k = var("q_head"), var("k") * g.tile_k
-    b_head = head if p.b.heads == p.c.heads else var("kv_head")
+    head, k = var("q_head"), (var("k0") + var("k")) * g.tile_k if g.splits > 1 else var("k") * g.tile_k
+    b_head = head if p.b.heads == p.c.heads or g.splits > 1 else var("kv_head")
     via = "cp_async" if g.consumer_warpgroups == 0 else "tma"
     a_tile = (
         tile(p.a, head, k, g.tile_k, row, g.tile_rows)
@@ -117,11 +117,14 @@ def _consumer(
             ],
         ),
         *scale,
-        Compute("convert", out, (acc,), rows, cols),
+        *([] if g.splits > 1 else [Compute("convert", out, (acc,), rows, cols)]),
         Exchange("C", size, size),
         *stores,
         Barrier(f"epilogue{index}"),
-        Store(View(out), tile(p.c, var("q_head"), row + row_off, rows, col + col_off, cols)),
+        Store(
+            View(acc if g.splits > 1 else out),
+            tile(p.c, var("split" if g.splits > 1 else "q_head"), row + row_off, rows, col + col_off, cols),
+        ),
     )
 
 
@@ -135,13 +138,53 @@ def _narrow_access(g: GemmKernel, loaded: int, written: int) -> tuple[list[Op], 
     return [Instructions("element_loads", loads)], [Instructions("element_stores", stores)]
 
 
+#: Outputs of a CTA of splitKreduce_kernel (32 x 16 threads), and partial results that it asks for at once.
+_REDUCED, _REDUCED_AT_ONCE = 512, 16
+
+
+def split_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
+    """:func:`batched_gemm` of one matrix whose CTAs share C tiles, and the kernel that adds their parts
+    (``cublasLt::splitKreduce_kernel``)."""
+    slices = ceil_div(p.inner, g.tile_k)
+    g = replace(g, splits=ceil_div(slices, ceil_div(slices, g.splits)))
+    if g.splits == 1:
+        return batched_gemm(name, p, g, path)
+    partial = Tensor(f"{p.c.name}_parts", g.splits, p.c.rows, p.c.cols, "fp32", "scratch", p.c.block_rows)
+    rows, cols = max(1, _REDUCED // p.c.cols), p.c.cols
+    block, _ = grid_indices(ceil_div(p.c.rows, rows), 1)
+    total, out = Buffer("total", rows, cols), Buffer("out", rows, cols, p.c.dtype)
+    ops: list[Op] = [fill(total, 0.0)]
+    for first in range(0, g.splits, _REDUCED_AT_ONCE):
+        these = range(first, min(first + _REDUCED_AT_ONCE, g.splits))
+        parts = [Buffer(f"part{n % _REDUCED_AT_ONCE}", rows, cols) for n in these]
+        ops += [
+            Load(tile(partial, n, var("row0"), rows), part, token="parts") for n, part in zip(these, parts, strict=True)
+        ]
+        ops += [Await("parts"), *(Compute("add", total, (total, part), rows, cols) for part in parts)]
+    ops += [Compute("convert", out, (total,), rows, cols), Store(View(out), tile(p.c, 0, var("row0"), rows))]
+    add = Kernel(
+        f"{name}_sum",
+        (Role("warps0", ops, warps=_REDUCED // 32),),
+        {"row0": block * rows},
+        (),
+        threads=_REDUCED,
+        registers_per_thread=40,
+        ctas_per_sm=2,
+        compute_dtype=p.c.dtype,
+        coord_order="rows of C",
+        short_code=True,
+    )
+    return (*batched_gemm(name, replace(p, c=partial), g, path), add)
+
+
 def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
-    """The kernel that computes ``p`` (after a memset of its tile counter, where cuBLAS launches one).
+    """The kernel that computes ``p``. With ``g.splits``, C's heads are the parts of one matrix.
 
     CTA order: rows of C fastest, then columns, batch and head slowest (cuBLAS numbers C tiles along its columns,
     which are our rows). Beyond :data:`MOST_TILES` tiles a CTA takes a column of tiles in turn, without multicast.
     """
     heads, rows, cols = p.c.heads, p.c.rows, p.c.cols
+    slices = ceil_div(p.inner, g.tile_k)
     # a grid holds whole clusters: CTAs beyond C's edge fetch their share for the others and store nothing
     row_tiles = ceil_div(rows, g.tile_rows * g.cluster_rows) * g.cluster_rows
     col_tiles = ceil_div(cols, g.tile_columns * g.cluster_columns) * g.cluster_columns
@@ -160,7 +203,6 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
     col = var("col0")
     loader = _loader(p, g, a_pipe, b_pipe, row, col)
     consumers = [_consumer(p, g, i, sets, by_rows, a_pipe, b_pipe, row, col) for i in range(sets)]
-    n_k = ceil_div(p.inner, g.tile_k)
     if whole_columns:
         loader = (Loop("t", var("n_tiles"), loader),)
         consumers = [(Loop("t", var("n_tiles"), ops),) for ops in consumers]
@@ -174,9 +216,13 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         "q_head": head,
         "row0": block * g.tile_rows,
         "col0": column * g.tile_columns,
-        "n_k": np.full(len(head), n_k, np.int64),
+        "n_k": np.full(len(head), slices, np.int64),
     }
-    if p.b.heads != heads:
+    if g.splits > 1:
+        each = ceil_div(slices, g.splits)
+        coords |= {"q_head": np.zeros_like(head), "split": head, "k0": head * each}
+        coords["n_k"] = np.minimum(each, slices - head * each)
+    elif p.b.heads != heads:
         coords["kv_head"] = head // (heads // p.b.heads)
     if g.cluster_rows > 1 or g.cluster_columns > 1:
         # CTAs along C's rows share a tile of B, along its columns a tile of A
@@ -203,7 +249,7 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         in_step_iterations=CUBLAS_SCORES if p.transpose_b and not whole_columns else 0.0,
         coord_order="rows of C, columns of C, head, batch",
         # 2.2 to 3.0 us from start to end where their work takes 0.6 to 0.9 (spans_more_run1.csv, host_call)
-        short_code=True,
+        short_code=g.narrow is None,
     )
     return (main,)
 

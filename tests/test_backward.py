@@ -514,7 +514,6 @@ def test_a_deterministic_causal_launch_takes_as_long_as_its_busiest_cta():
         batch=1, heads=16, kv_heads=16, seqlen_q=4096, seqlen_k=4096, head_dim=64, pass_="bwd", deterministic=True
     )
     whole, causal = (
-        next(k for k in simulate("fa2", q, H200).kernels if k.name == "flash_bwd")
-        for q in (p, p.with_(causal=True))
+        next(k for k in simulate("fa2", q, H200).kernels if k.name == "flash_bwd") for q in (p, p.with_(causal=True))
     )
     assert causal.time_us / whole.time_us == pytest.approx(74 / 128, rel=0.1)

@@ -19,9 +19,7 @@ def cache_of(capacity: int, rows: int = 4096, block_rows: int = 64, ways: int | 
 
 def touch_rows(l2: L2, head: int, row: int, rows: int, write: bool = False) -> tuple[int, int]:
     """Access full-width rows; returns (bytes, bytes missing)."""
-    return access_tile(
-        0, head, row, rows, 0, 128, WRITE if write else READ, 0, l2.shape, l2.cache, l2.counters
-    )
+    return access_tile(0, head, row, rows, 0, 128, WRITE if write else READ, 0, l2.shape, l2.cache, l2.counters)
 
 
 TRACES = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 63)), min_size=1, max_size=300)

@@ -158,9 +158,7 @@ def timed_calls() -> list[tuple[dict[str, str], AttentionProblem, Decision]]:
     calls = []
     for row in rows(TIMES):
         sizes = [int(row[name]) for name in ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim")]
-        problem = AttentionProblem(
-            *sizes, dtype=row["dtype"], causal=row["causal"] == "1", mask=row["mask"] or None
-        )
+        problem = AttentionProblem(*sizes, dtype=row["dtype"], causal=row["causal"] == "1", mask=row["mask"] or None)
         calls.append((row, problem, FrameworkCall(TORCH).decide(problem, H200)))
     return calls
 

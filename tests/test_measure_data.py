@@ -51,6 +51,7 @@ def test_every_family_is_on_one_side_and_both_sides_cover_every_algorithm_and_pa
         "timed_published_run1.csv": "calibrate",
         "timed_random_run1.csv": "calibrate",
         "timed_builds_run1.csv": "calibrate",
+        "timed_unaligned_run1.csv": "calibrate",
         "timed_ordered_run1.csv": "judge",
         "timed_random2_run1.csv": "judge",
         "timed_serving_run1.csv": "judge",

@@ -118,4 +118,3 @@ def test_numbers_on_contour_lines_keep_off_the_target_and_today():
     points = np.vstack([ax.transData.transform(path.vertices) for path in thick.get_paths()])
     assert not any(box.contains(x, y) for box in numbers for x, y in points)
     assert _label_places(ax, [[np.array([(0.9, 1.0), (1.1, 1.0)])]], []) == [], "no room, no number"
-
