@@ -26,7 +26,7 @@ READS_OFF_OTHERS = 0.02
 #: The same in sets, which the model knows only by how full they are on average.
 READS_OFF_IN_SETS = 0.12
 #: The same in two halves, of which the model follows one.
-READS_OFF_IN_HALVES = 0.12
+READS_OFF_IN_HALVES = 0.13
 #: Bytes written back: a block is written when the last of it leaves.
 WRITES_OFF = 0.1
 
