@@ -148,7 +148,10 @@ def calibration_section(
         elif name in by_name:
             entry["identified_by"] = "not identified by its rows: left at its value"
         elif name in earlier and earlier[name].identified_by:
+            # of a stage that was not run again
             entry["identified_by"] = earlier[name].identified_by
+            if interval := earlier[name].details.get("interval_90_percent"):
+                entry["interval_90_percent"] = list(interval)
         else:
             entry["identified_by"] = FIXED_BY_MICROBENCHMARK.get(name, "default")
         parameters[name] = entry
