@@ -67,6 +67,7 @@ def run_at_its_clock(
         cache = empty_cache([tried], tensor_table([kernel]), profile, physics, quick)
         guess = run_kernel(tried, cache, profile, physics, clock_hz, budget=quick)
         clock_hz = settled(guess, tried, clock_hz)[1]
+        del cache, guess  # a hundred MB at a million tokens
     before = () if long else l2.clone()
     for left in reversed(range(1 if long else MOST_REPLAYS)):
         run = run_kernel(kernel, l2, profile, physics, clock_hz, budget=budget)
