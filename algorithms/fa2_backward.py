@@ -30,7 +30,7 @@ from algorithms.common import (
     softcap_backward_ops,
     softmax_scale,
 )
-from algorithms.counted import among_streams, spread_over_matmuls
+from algorithms.counted import among_streams, instructions_around, spread_over_matmuls
 from algorithms.in_step import fa2_backward
 from algorithms.instruction_counts import fa2_backward_counts
 from algorithms.kernel_tables import BackwardTile, fa2_backward_tile
@@ -46,6 +46,7 @@ from simulator.program import (
     Consume,
     Exchange,
     Index,
+    Instructions,
     Kernel,
     Load,
     Loop,
@@ -129,6 +130,8 @@ def _warp_set(
     scale, rescale = problem.head_dim**-0.5, 1.0 / (1.0 - problem.dropout)
     acc_shift = backward_walks.shift_index(problem)
     counts = fa2_backward_counts(d)
+    uneven = varlen.is_varlen(problem) or not _is_even(problem, t)
+    mix = replace(counts.mix, issue=counts.mix.issue * counts.uneven) if uneven else counts.mix
     sdp, dkv, dq_share = (Share.of(r) for r in warp_rows(t))
     q, do, k, v = (pipes[name] for name in ("q", "dO", "k", "v"))
     p_smem, ds_smem = Buffer("P_smem", bm, bn, dtype, "smem"), Buffer("dS_smem", bm, bn, dtype, "smem")
@@ -199,8 +202,8 @@ def _warp_set(
         ]  # fmt: skip
         counted = [op for op in ops if not (isinstance(op, Compute) and op.fn in _BESIDE_COUNTS)]
         elements = rows * cols
-        ops = among_streams(ops, counted, counts.mix, elements)
-        return spread_over_matmuls(ops, (), counts.mix.tensor * elements)
+        ops = among_streams(ops, counted, mix, elements)
+        return spread_over_matmuls(ops, (), mix.tensor * elements)
 
     def block(key0: Index) -> list[Op]:
         """All of one key block."""
@@ -217,10 +220,11 @@ def _warp_set(
                 Exchange(name, n_rows * e_cols * 2, n_rows * e_cols * 2),
                 Store(out, tile(target, head, key0 + n0, n_rows, e0, e_cols)),
             ]
+        around = Instructions("around", instructions_around(counts.around[uneven] * 16 * WARPS_PER_SET, store))
         loops = [Loop("i", w.count, body(w, w.first_row + var("i") * -bm, key0)) for w in walks]
         return [
-            Consume(k), Consume(v), Barrier("keys", WARP_SETS), *load_v, fill(dk, 0.0), fill(dv, 0.0), *loops,
-            Barrier("keys", WARP_SETS), Release(k), Release(v), *store,
+            Consume(k), Consume(v), Barrier("keys", WARP_SETS), *load_v, around, fill(dk, 0.0), fill(dv, 0.0), *loops,
+            Barrier("keys", WARP_SETS), Release(k), Release(v), around, *store,
         ]  # fmt: skip
 
     return Role(f"warps{index}", key_loop(block), warps=WARPS_PER_SET)

@@ -53,17 +53,24 @@ class InstructionMix:
 class TileCounts:
     """A tiled kernel's counts: ``mix`` per score element of the padded tile, and per CTA and key block walked:
     ``smem_wavefronts`` (cycles of the SMEM port for loads by threads; 0: operands go to wgmma directly),
-    ``spill_store_bytes`` and ``spill_load_bytes`` (registers spilled to local memory; stores go through to L2)."""
+    ``spill_store_bytes`` and ``spill_load_bytes`` (registers spilled to local memory; stores go through to L2).
+
+    ``around``: a warp's instructions outside the loop, in the build for whole tiles and in the one that checks bounds;
+    ``uneven``: the latter's instructions in the loop over the former's."""
 
     mix: InstructionMix
     smem_wavefronts: int = 0
     spill_store_bytes: int = 0
     spill_load_bytes: int = 0
+    around: tuple[int, int] = (0, 0)
+    uneven: float = 1.0
 
 
+#: The last columns: launches of two to eight query blocks (mix_launches_unaligned_run1.csv, short_bwd_fa2); how much
+#: more the loop of uneven rows takes was seen at head dim 64 only.
 _FA2_BACKWARD = {
-    64: TileCounts(InstructionMix(21.96, 7.06, 3.99, 1.00, 4.31, 5.0), 5351, 1216, 5056),
-    128: TileCounts(InstructionMix(32.14, 7.47, 5.15, 1.00, 7.40, 10.0), 4964, 64, 64),
+    64: TileCounts(InstructionMix(21.96, 7.06, 3.99, 1.00, 4.31, 5.0), 5351, 1216, 5056, (610, 1060), 1.105),
+    128: TileCounts(InstructionMix(32.14, 7.47, 5.15, 1.00, 7.40, 10.0), 4964, 64, 64, (764, 1110), 1.105),
 }
 # (head dim, causal); wgmma instructions are few and long, so ``tensor`` says nothing of the tensor core's time. The
 # intervals are those of one warp beside its exponentials: (serial_cycles_30 - 8 exponentials) / instructions of the
