@@ -230,15 +230,18 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
     def load_again(col: int, width: int) -> list[Op]:
         return [load(dpp, g, col, width, "dPP", again), load(p_in, p, col, width), Await("dPP")]
 
-    if read_twice:
+    shifted = read_twice and cols * k.threads % k.columns_in_flight > 0
+    if shifted:
         steps = _unaligned_steps(k, cols)
         first, second = ([op for step in steps for op in load_by(*step)] for load_by in (load_product, load_again))
+    elif read_twice:
+        first, second = _batches(k, cols, load_product), [*_batches(k, cols, load_both), Await("P")]
     else:
         first, second = _batches(k, cols, load_both), [Await("P")]
     in_smem = [Exchange("row", rows * cols * 2, rows * cols * 2)] if k.kind == "smem" else []
     sums = [Compute("row_sum", total, (g,), rows, cols)]
     end = [Compute("softmax_backward", g, (g, p, total), rows, cols), Compute("convert", ds, (g,), rows, cols)]
-    mix = softmax_mix(k.kind, backward=True)
+    mix = softmax_mix("shifted" if shifted else k.kind, backward=True)
     extra = beyond("softmax_backward", [*sums, *end], mix, rows * k.padded_columns, 2, _threads(k) * rows)
     ops = [
         *first, *in_smem, extra[0], *sums, *_reduction(k), *second, extra[1], *end,

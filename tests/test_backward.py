@@ -147,9 +147,10 @@ def test_equal_lengths_cost_what_one_length_costs(algorithm, kv_heads):
     each = one.with_(seqlens_q=(512, 512), seqlens_k=(512, 512))
     short = one.with_(seqlens_q=(512, 64), seqlens_k=(512, 64))
     plain, ragged, less = (simulate(algorithm, p, H200) for p in (one, each, short))
-    assert (plain.time_us, plain.hbm_read_bytes, plain.peak_memory_bytes) == (
-        ragged.time_us, ragged.hbm_read_bytes, ragged.peak_memory_bytes,
-    )  # fmt: skip
+    assert (plain.hbm_read_bytes, plain.peak_memory_bytes) == (ragged.hbm_read_bytes, ragged.peak_memory_bytes)
+    # FA2's kernel for sequences of their own lengths checks bounds, whatever they are
+    slower = 1.05 if algorithm == "fa2" else 1.0
+    assert plain.time_us <= ragged.time_us <= slower * plain.time_us
     # a sequence an eighth as long: its bytes are gone, down to what a tile rounds up
     assert 0.54 < less.peak_memory_bytes / plain.peak_memory_bytes < 0.62
     assert 0.54 < less.hbm_read_bytes / plain.hbm_read_bytes < 0.62

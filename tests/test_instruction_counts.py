@@ -43,6 +43,7 @@ def test_fa3_rescale_is_head_dim_over_tile_n():
 def test_issue_covers_the_pipes():
     mixes = [counts.fa3_forward_mix(d, c) for d in (64, 128, 192, 256) for c in (False, True)]
     mixes += [counts.softmax_mix(kind) for kind in ("warp", "registers", "smem", "global")]
+    mixes += [counts.softmax_mix(kind, backward=True) for kind in ("warp", "smem", "global", "shifted")]
     mixes += [counts.elementwise_mix(kind) for kind in ("broadcast_add", "strided_copy", "vectorised")]
     mixes += [counts.fa4_backward_mix(d, c) for d in (64, 96, 128, 192, 256) for c in (False, True)]
     for mix in mixes:
