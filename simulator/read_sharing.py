@@ -119,7 +119,21 @@ def _shared(kernel: Kernel, sharers: int, sms: int, residents: int) -> dict[str,
         shared[: opening.size] += np.maximum(OPENS_IN_STEP * opening - shared[: opening.size], 0.0) * first
         name = w.access.tile.tensor.name
         unseen[name] = unseen.get(name, 0) + int((w.bytes * shared).sum())
-    return {name: size for name, size in unseen.items() if size}
+    most = _asked_again(walks)
+    return {name: min(size, most[name]) for name, size in unseen.items() if min(size, most[name]) > 0}
+
+
+def _asked_again(walks: list[_Walk]) -> dict[str, int]:
+    """By tensor, what is asked beyond one reading of what the CTA that asks most of each head does: no more is shared
+    (a common tile may be cut at the tensor's end where others are not)."""
+    found: dict[str, int] = {}
+    for name in {w.access.tile.tensor.name for w in walks}:
+        own = [w for w in walks if w.access.tile.tensor.name == name]
+        asked, heads = np.sum([w.bytes for w in own], axis=0), own[0].starts[0]
+        once = np.zeros(int(heads.max(initial=0)) + 1, np.int64)
+        np.maximum.at(once, np.maximum(heads, 0), asked)
+        found[name] = int(asked.sum() - once.sum())
+    return found
 
 
 @dataclass(frozen=True)
