@@ -51,7 +51,8 @@ def bundle_size(kernel: Kernel, slots: int) -> int:
         return 1
     rows = {a.tile.rows for a in kernel_accesses(kernel)}
     row_steps = np.unique(np.diff(kernel.coords["row0"])[: 4 * slots]) if "row0" in kernel.coords else None
-    if row_steps is None or len(rows - {1}) > 1 or max(rows) not in row_steps:
+    # CTAs that share a row each have some of its columns
+    if row_steps is None or len(rows - {1}) > 1 or max(rows) not in row_steps or 0 in row_steps:
         return 1
     return int(max(1, min(32 // max(1, max(rows)), kernel.ctas // (24 * slots))))
 

@@ -18,6 +18,7 @@ from simulator.problem import AttentionProblem
 from simulator.profile import Profile, load_profile
 from simulator.program import Kernel
 from simulator.read_sharing import PAIRS_AGAIN, unseen_read_bytes
+from simulator.simulation import simulate
 from simulator.traffic import sm_traffic
 
 GPU = load_profile("h200_sxm")
@@ -213,3 +214,11 @@ def test_a_head_dims_constant_is_that_of_the_next_larger_one():
     problem = PLAIN.with_(head_dim=96, head_dim_v=96)
     kernel = build_program("fa3", problem, GPU).kernels[-1]
     assert kernel.in_step_iterations == OWN_SM[128]
+
+
+def test_no_more_is_shared_than_is_asked_twice():
+    """Two key blocks of FA2's backward whose common query block has two rows: all but those 512 bytes are unique."""
+    problem = AttentionProblem(heads=2, kv_heads=1, seqlen_q=130, seqlen_k=129, head_dim=64, causal=True, pass_="bwd")
+    result = simulate("fa2", problem, load_profile("h200_sxm"))
+    unique = 2 * 130 * 64 * 2
+    assert result.traffic_by_tensor()["Q"].hbm_read_bytes == unique <= result.traffic_by_tensor()["Q"].l2_read_bytes

@@ -93,3 +93,11 @@ def test_times_of_the_measured_rows():
     assert error.abs().mean() < 0.08
     assert abs(error.mean()) < 0.04
     assert error.abs().max() < 0.3
+
+
+def test_parts_of_rows_are_read_once():
+    """Two CTAs of an element-wise kernel share a row of 1025: each reads its part."""
+    problem = single(1025, head_dim=40, heads=40, kv_heads=5, pass_="bwd")
+    kernel = next(k for k in predicted_kernels(problem) if k.name == "dp_times_p")
+    matrix = 40 * 1025 * 1025 * 2
+    assert kernel.l2_read_bytes == 2 * matrix and kernel.l2_write_bytes == matrix
