@@ -130,7 +130,7 @@ def _warp_set(
     scale, rescale = problem.head_dim**-0.5, 1.0 / (1.0 - problem.dropout)
     acc_shift = backward_walks.shift_index(problem)
     counts = fa2_backward_counts(d)
-    uneven = varlen.is_varlen(problem) or not _is_even(problem, t)
+    uneven = not _is_even(problem, t)
     mix = replace(counts.mix, issue=counts.mix.issue * counts.uneven) if uneven else counts.mix
     sdp, dkv, dq_share = (Share.of(r) for r in warp_rows(t))
     q, do, k, v = (pipes[name] for name in ("q", "dO", "k", "v"))
@@ -265,9 +265,10 @@ def _loader(
 
 
 def _is_even(problem: AttentionProblem, t: BackwardTile) -> bool:
-    """Whether the kernel without bounds checks runs (flash_bwd_launch_template.h, IsEvenMNConst)."""
+    """Whether the kernel without bounds checks runs (flash_bwd_launch_template.h, IsEvenMNConst); never for lengths by
+    sequence."""
     p = problem
-    whole = p.seqlen_q % t.tile_m == 0 and p.seqlen_k % t.tile_n == 0
+    whole = p.seqlen_q % t.tile_m == 0 and p.seqlen_k % t.tile_n == 0 and not varlen.is_varlen(p)
     return whole and p.head_dim == t.padded_head_dim and p.head_dim <= 128
 
 
@@ -278,8 +279,7 @@ def _main_kernel(
     p = problem
     key_blocks = ceil_div(p.seqlen_k, t.tile_n)
     by_sequence = varlen.is_varlen(p)
-    # lengths by sequence: the kernel that tests every last block
-    even = _is_even(p, t) and not by_sequence
+    even = _is_even(p, t)
     top_row = (ceil_div(p.seqlen_q, t.tile_m) - 1) * t.tile_m
     pipes = {
         "q": Pipe("q", t.tile_m, t.padded_head_dim, p.dtype, t.q_stages, WARP_SETS),

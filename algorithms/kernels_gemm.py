@@ -203,6 +203,10 @@ def _least_waves(tall: GemmKernel, flat: GemmKernel, rows: int, matrices: int, s
     return tall if rows_in_turn(tall) <= 1.1 * rows_in_turn(flat) else flat
 
 
+#: The smallest product of unaligned rows whose elements are loaded one by one, of scores and of outputs.
+_SMALL_ALIGN1 = _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 1, 128, 96, 5, _ALIGN1)
+
+
 def _ctas(kernel: GemmKernel, rows: int, columns: int, matrices: int) -> int:
     return matrices * ceil_div(rows, kernel.tile_rows) * ceil_div(columns, kernel.tile_columns)
 
@@ -216,7 +220,7 @@ def _splits(tiles: int, inner: int, sms: int) -> int:
 
 def _unaligned_scores(head_dim: int, queries: int, keys: int, matrices: int, sms: int) -> GemmKernel:
     if keys % 2 or head_dim % 2:
-        small = _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 1, 128, 96, 5, _ALIGN1)
+        small = _SMALL_ALIGN1
         square = _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 1, 128, 254, 2, _ALIGN1)
         wide = _narrow("cutlass_75_s1688gemm_256x128_align1", 128, 256, 32, 1, 256, 236, 1, _ALIGN1)
         if keys < 256 and head_dim <= 64:
@@ -238,7 +242,7 @@ def _unaligned_output(head_dim: int, rows: int, inner: int, odd: bool, matrices:
     is split, whose parts a second kernel adds."""
     if odd:
         square = _narrow("cutlass_75_s1688gemm_128x128_align1", 128, 128, 32, 1, 128, 252, 2, _ALIGN1)
-        small = _narrow("cutlass_75_s1688gemm_64x64_align1", 64, 64, 32, 1, 128, 96, 5, _ALIGN1)
+        small = _SMALL_ALIGN1
         least = _narrow("cutlass_75_wmma_s161616gemm_32x32_32x1_align1", 32, 32, 32, 1, 128, 64, 8, _ALIGN1)
         larger = square if head_dim > 64 else small
     else:

@@ -25,7 +25,7 @@ from algorithms.gemm_tiles import tile_spaces as tile_spaces  # what the search 
 from algorithms.kernel_tables import concatenation_kernel, softmax_forward_kernel, strided_copy_kernel
 from algorithms.kernels_gemm import GemmKernel
 from algorithms.passes import build_passes
-from algorithms.standard_gemm import Product, batched_gemm, memset, split_gemm
+from algorithms.standard_gemm import Product, batched_gemm, memset
 from algorithms.standard_masks import apply_mask, drop, dropout_tensors, hides_by_position, mask_from_ones, mask_tensor
 from algorithms.standard_rows import elementwise, softmax_forward
 from algorithms.standard_softcap import cap_scores, tanh_tensor
@@ -146,8 +146,7 @@ def gemm(
     g = shipped_kernel(role, problem, gpu) if chosen is None else gemm_with(chosen, role, problem, gpu)
     if g.smem_bytes > gpu.smem_bytes_per_cta_max:
         g = _fewer_stages(g, gpu)
-    build = split_gemm if g.splits > 1 else batched_gemm
-    kernels = list(build(name, product, g, g.instruction_path.replace(".", "_")))
+    kernels = list(batched_gemm(name, product, g, g.instruction_path.replace(".", "_")))
     if g.helper_memset and kernels[0].ctas > gpu.num_sms * g.ctas_per_sm:
         kernels.insert(0, memset(f"{name}_counter"))
     return kernels

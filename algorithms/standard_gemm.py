@@ -142,13 +142,13 @@ def _narrow_access(g: GemmKernel, loaded: int, written: int) -> tuple[list[Op], 
 _REDUCED, _REDUCED_AT_ONCE = 512, 16
 
 
-def split_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
-    """:func:`batched_gemm` of one matrix whose CTAs share C tiles, and the kernel that adds their parts
-    (``cublasLt::splitKreduce_kernel``)."""
+def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
+    """The kernel that computes ``p``; with ``g.splits`` CTAs share the C tiles of one matrix, and a second kernel adds
+    their parts (``cublasLt::splitKreduce_kernel``)."""
     slices = ceil_div(p.inner, g.tile_k)
     g = replace(g, splits=ceil_div(slices, ceil_div(slices, g.splits)))
     if g.splits == 1:
-        return batched_gemm(name, p, g, path)
+        return (_tiled_gemm(name, p, g, path),)
     partial = Tensor(f"{p.c.name}_parts", g.splits, p.c.rows, p.c.cols, "fp32", "scratch", p.c.block_rows)
     rows, cols = max(1, _REDUCED // p.c.cols), p.c.cols
     block, _ = grid_indices(ceil_div(p.c.rows, rows), 1)
@@ -174,11 +174,11 @@ def split_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel,
         coord_order="rows of C",
         short_code=True,
     )
-    return (*batched_gemm(name, replace(p, c=partial), g, path), add)
+    return _tiled_gemm(name, replace(p, c=partial), g, path), add
 
 
-def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kernel, ...]:
-    """The kernel that computes ``p``. With ``g.splits``, C's heads are the parts of one matrix.
+def _tiled_gemm(name: str, p: Product, g: GemmKernel, path: str) -> Kernel:
+    """A CTA for each C tile. With ``g.splits``, C's heads are the parts of one matrix.
 
     CTA order: rows of C fastest, then columns, batch and head slowest (cuBLAS numbers C tiles along its columns,
     which are our rows). Beyond :data:`MOST_TILES` tiles a CTA takes a column of tiles in turn, without multicast.
@@ -231,7 +231,7 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
     if whole_columns:
         coords["n_tiles"] = np.full(len(head), row_tiles, np.int64)
     interval = g.narrow.issue_interval_cycles if g.narrow else 0.0
-    main = Kernel(
+    return Kernel(
         name,
         (
             Role("loader", loader, warps=0),
@@ -251,7 +251,6 @@ def batched_gemm(name: str, p: Product, g: GemmKernel, path: str) -> tuple[Kerne
         # 2.2 to 3.0 us from start to end where their work takes 0.6 to 0.9 (spans_more_run1.csv, host_call)
         short_code=g.narrow is None,
     )
-    return (main,)
 
 
 def memset(name: str) -> Kernel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -121,22 +121,23 @@ def _threads(k: RowKernel) -> int:
     return 32 if k.kind == "warp" else k.threads
 
 
-def _batches(k: RowKernel, cols: int, loads: Callable[[int, int], list[Op]]) -> list[Op]:
+def _widths(cols: int, each: int) -> list[int]:
+    """``cols`` columns, ``each`` at once and the rest last."""
+    return [min(each, cols - col) for col in range(0, cols, each)]
+
+
+def _shifted_widths(k: RowKernel, cols: int) -> list[int]:
+    """Columns of each load of a row that begins between vectors: a scalar for every thread up to the next vector,
+    whole vectors, then scalars again, which a thread waits for one by one (SoftMax.cu, ilpReduce with a shift). By ncu
+    on an H200 a step takes 900 to 1300 cycles: rows of 1111 (17 scalars) longer than rows of 1540."""
+    vectors, scalars = divmod(cols - k.threads, k.columns_in_flight)
+    return [k.threads] + [k.columns_in_flight] * vectors + _widths(scalars, k.threads)
+
+
+def _batches(widths: Sequence[int], loads: Callable[[int, int], list[Op]]) -> list[Op]:
     """``loads(col, width)`` over a row: the columns in flight at once, and when they have come the next ones."""
-    return [
-        op for col in range(0, cols, k.columns_in_flight) for op in loads(col, min(k.columns_in_flight, cols - col))
-    ]
-
-
-def _unaligned_steps(k: RowKernel, cols: int) -> list[tuple[int, int]]:
-    """(first column, columns) of each load of a row that begins between vectors: a scalar for every thread up to the
-    next vector, whole vectors, then scalars again, which a thread waits for one by one (SoftMax.cu, ilpReduce with a
-    shift). By ncu on an H200 a step takes 900 to 1300 cycles: rows of 1111 (17 scalars) longer than rows of 1540."""
-    rest = cols - k.threads
-    widths = [k.threads] + [k.columns_in_flight] * (rest // k.columns_in_flight)
-    rest %= k.columns_in_flight
-    widths += [k.threads] * (rest // k.threads) + [rest % k.threads] * (rest % k.threads > 0)
-    return [(sum(widths[:n]), width) for n, width in enumerate(widths)]
+    ends = accumulate(widths)
+    return [op for end, width in zip(ends, widths, strict=True) for op in loads(end - width, width)]
 
 
 def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, masked_share: float = 0.0) -> Kernel:
@@ -173,7 +174,8 @@ def softmax_forward(s_in: Tensor, p_out: Tensor, k: RowKernel, gpu: Profile, mas
         sums = [Compute("exp", e, (s, m), rows, cols), Compute("row_sum", total, (e,), rows, cols)]
         end = output(s, 0, cols, True) if twice else output(e, 0, cols, False)
         extra = beyond("softmax", [*maximum, *sums, *end], mix, rows * k.padded_columns, 3, _threads(k) * rows)
-        loads = _batches(k, cols, lambda col, width: [Load(at(s_in, col, width), View(s, 0, None, col, width))])
+        widths = _widths(cols, k.columns_in_flight)
+        loads = _batches(widths, lambda col, width: [Load(at(s_in, col, width), View(s, 0, None, col, width))])
         ops = [
             *start, *loads, *in_smem, extra[0], *maximum, *_reduction(k), extra[1], *sums, *_reduction(k), extra[2],
             *end,
@@ -231,13 +233,12 @@ def softmax_backward(dpp: Tensor, p_in: Tensor, ds_out: Tensor, k: RowKernel, gp
         return [load(dpp, g, col, width, "dPP", again), load(p_in, p, col, width), Await("dPP")]
 
     shifted = read_twice and cols * k.threads % k.columns_in_flight > 0
+    widths = _shifted_widths(k, cols) if shifted else _widths(cols, k.columns_in_flight)
+    first = _batches(widths, load_product if read_twice else load_both)
     if shifted:
-        steps = _unaligned_steps(k, cols)
-        first, second = ([op for step in steps for op in load_by(*step)] for load_by in (load_product, load_again))
-    elif read_twice:
-        first, second = _batches(k, cols, load_product), [*_batches(k, cols, load_both), Await("P")]
+        second = _batches(widths, load_again)
     else:
-        first, second = _batches(k, cols, load_both), [Await("P")]
+        second = [*(_batches(widths, load_both) if read_twice else []), Await("P")]
     in_smem = [Exchange("row", rows * cols * 2, rows * cols * 2)] if k.kind == "smem" else []
     sums = [Compute("row_sum", total, (g,), rows, cols)]
     end = [Compute("softmax_backward", g, (g, p, total), rows, cols), Compute("convert", ds, (g,), rows, cols)]

@@ -41,17 +41,11 @@ def fitted(tmp_path_factory):
     made = predict_frame(rows.assign(clock_mhz=CLOCK_MHZ), str(truth))
     assert (made["error"] == "").all() and len(made) >= 12
     noise = np.exp(NOISE * np.random.default_rng(0).standard_normal(len(rows)))
-    rows = rows.assign(
-        measured_time_us=made["time_us"].to_numpy(float) * noise, measured_sm_clock_mhz=CLOCK_MHZ
-    )  # fmt: skip
+    rows = rows.assign(measured_time_us=made["time_us"].to_numpy(float) * noise, measured_sm_clock_mhz=CLOCK_MHZ)
     # rows that only judge: a fit that read them would be far off
-    wrong = rows.assign(
-        family="judges", case_id="w" + rows["case_id"], measured_time_us=3 * rows["measured_time_us"]
-    )  # fmt: skip
+    wrong = rows.assign(family="judges", case_id="w" + rows["case_id"], measured_time_us=3 * rows["measured_time_us"])
     pd.concat([rows, wrong]).to_csv(folder / "data.csv", index=False)
-    sides = pd.DataFrame(
-        {"family": ["fa2_cta", "fa3_cta", "judges"], "side": ["calibrate", "calibrate", "judge"]}
-    )  # fmt: skip
+    sides = pd.DataFrame({"family": ["fa2_cta", "fa3_cta", "judges"], "side": ["calibrate", "calibrate", "judge"]})
     sides.to_csv(folder / "split.csv", index=False)
     mine = copy_with(folder / "mine.yaml", {})
     before = yaml.safe_load(mine.read_text())["calibration"]

@@ -2,19 +2,18 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
+from test_backward import assert_exact
+from test_numbers import check_exact
 
 from algorithms import build_program
 from simulator import AttentionProblem, load_profile, simulate
 from simulator.accesses import sm_traffic
 from simulator.predict import predict_frame
-from simulator.reference import attention, attention_gradients, backward_inputs, random_inputs, run_attention
 
 M = Path(__file__).parents[1] / "hardware_profiles" / "measurements" / "h200_sxm"
 H200 = load_profile("h200_sxm")
-STEP = {"bf16": 2.0**-9, "fp16": 2.0**-12}
 
 
 def single(seqlen_q, seqlen_k=None, head_dim=64, **more):
@@ -36,19 +35,11 @@ def predicted_kernels(problem):
     ],
 )
 def test_split_products_are_exact(problem):
-    inputs = random_inputs(problem, seed=3)
-    got = run_attention(build_program("standard", problem, H200), inputs)
-    want = attention(problem, **{k.lower(): v for k, v in inputs.items()})
-    assert np.abs(got["O"] - want["O"]).max() <= 4.0 * STEP[problem.dtype] * np.abs(inputs["V"]).max()
+    check_exact(build_program("standard", problem, H200), problem)
 
 
 def test_split_gradients_are_exact():
-    problem = single(321, head_dim=128, pass_="fwd_bwd")
-    inputs = backward_inputs(problem, seed=3)
-    exact = attention_gradients(problem, *(inputs[name] for name in ("Q", "K", "V", "dO")))
-    got = run_attention(build_program("standard", problem, H200), inputs)
-    for name in ("dQ", "dK", "dV"):
-        assert np.abs(got[name] - exact[name]).max() < 0.02 * np.abs(exact[name]).max()
+    assert_exact(build_program("standard", single(321, head_dim=128, pass_="fwd_bwd"), H200))
 
 
 def test_a_single_matrix_splits_its_inner_dimension_and_several_do_not():
